@@ -1,4 +1,4 @@
-"""The reader of the keys in reports: what a router knows of one engine's cache."""
+"""A reader of the keys in reports, which knows one engine's cache as a router does."""
 
 from __future__ import annotations
 

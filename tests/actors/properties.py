@@ -7,8 +7,8 @@ from quipu.actors.messages.scheduler import Granted
 
 
 def check_writes_are_private(manager: BlockManager, granted: Granted) -> None:
-    """A step's rows write only to blocks that no other sequence holds and that can be found only by this step's own
-    publication."""
+    """Check that a step's rows write only to blocks that no other sequence holds, and that none can be found, unless
+    this step has published it."""
     state, size = manager.pool.state(), manager.block_size
     tables = {sequence_id: allocation.table for sequence_id, allocation in manager.allocations.items()}
     for sequence_id, start, count in zip(granted.sequence_ids, granted.starts, granted.counts, strict=True):

@@ -33,7 +33,7 @@ class Server:
         return dict(answer)
 
     async def ask_beside_others(self, prompt: list[int], *, num_others: int = 30, **fields: Any) -> dict[str, Any]:
-        """Send one completion while others, some of which begin alike, are served."""
+        """Send one completion while others, some of which share its beginning, are served."""
         answers: list[dict[str, Any]] = []
 
         async def one(index: int) -> None:

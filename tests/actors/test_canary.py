@@ -1,7 +1,7 @@
 """The demo model as a canary: a wrong block in the prefix cache changes what it says about a document, and only that.
 
 What must hold: wherever a block's contents come from (another document, what the block held before a reset, another
-tenant), questions about facts that stand in it are answered wrongly, and questions about other facts as before.
+tenant), questions about facts in the block are answered wrongly, and questions about other facts as before.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class Reader:
 
 @attrs.define(eq=False)
 class Page:
-    """A document in a prompt: where its facts' values stand."""
+    """A document in a prompt, and where the values of its facts are."""
 
     document: Document
     message: dict[str, Any]
     facts_of_block: dict[int, list[Fact]]
-    """By place of a block in the prompt, the facts whose values lie in it with all of their tokens."""
+    """For each block of the prompt, by its place, the facts whose values are entirely in it."""
     end: int
     """Number of tokens up to the document's end."""
     blocks: list[int] = attrs.field(factory=list)
@@ -116,7 +116,7 @@ class Page:
             places = [
                 at for at, (left, right) in enumerate(offsets) if right > value and left < value + len(fact.value)
             ]
-            if places[0] // BLOCK == (places[-1] + 1) // BLOCK:  # the token behind it may know the value as well
+            if places[0] // BLOCK == (places[-1] + 1) // BLOCK:  # the token after it may know the value as well
                 facts_of_block.setdefault(places[0] // BLOCK, []).append(fact)
         return cls(document, message, facts_of_block, len(offsets))
 
@@ -159,8 +159,8 @@ Contents = Callable[[Page, int], list[Any]]
 """Returns what to write into the block at a place of a page."""
 
 
-async def wrong_blocks_show(reader: Reader, pages: list[Page], sources: dict[str, Contents], **fields: Any) -> None:
-    """Overwrite one block of each page after another, from each source, and compare what is answered."""
+async def check_wrong_blocks(reader: Reader, pages: list[Page], sources: dict[str, Contents], **fields: Any) -> None:
+    """Overwrite blocks of each page, one after another, from each source, and check which answers change."""
     inside_before, outside_before = list[bool](), list[bool]()
     inside_after: dict[str, list[bool]] = {name: [] for name in sources}
     outside_after: dict[str, list[bool]] = {name: [] for name in sources}
@@ -196,8 +196,8 @@ async def wrong_blocks_show(reader: Reader, pages: list[Page], sources: dict[str
 
 
 async def test_wrong_blocks() -> None:
-    """A block with other contents is noticed, whatever they are: those of a block of another document, or of the same;
-    what the block held before a reset, when it belonged to another document; a block of another tenant's document."""
+    """A block with wrong contents changes answers, wherever they come from: a block of another document, or of the same
+    one; what the block held before a reset, when it belonged to another document; another tenant's document."""
     async with reading() as reader:
         old = [Page.draw(100 + seed, reader.encoder) for seed in range(NUM_DOCUMENTS)]
         for page in old:
@@ -209,7 +209,7 @@ async def test_wrong_blocks() -> None:
         for page in pages:
             await reader.read(page, cache_salt="ours")
         used_again = [block for page in pages for block in page.blocks if block in before]
-        assert len(used_again) > 100, "the pool is so small that most blocks are used again"
+        assert len(used_again) > 100, "the pool must be so small that most blocks are used again"
         stale = next(iter(before.values()))
         theirs = [Page.draw(300 + seed, reader.encoder) for seed in range(NUM_DOCUMENTS)]
         for page in theirs:
@@ -222,7 +222,7 @@ async def test_wrong_blocks() -> None:
             "before a reset": lambda page, place: before.get(page.blocks[place], stale),
             "of another tenant": lambda page, place: reader.contents(theirs[pages.index(page)].blocks[place]),
         }
-        await wrong_blocks_show(reader, pages, sources, cache_salt="ours")
+        await check_wrong_blocks(reader, pages, sources, cache_salt="ours")
 
 
 async def test_wrong_position_changes_logprobs() -> None:

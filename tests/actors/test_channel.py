@@ -101,7 +101,7 @@ async def handed_over(channel: Channel[int], take_now: Callable[[int], bool], it
 
 
 async def test_deliver_now() -> None:
-    """A waiting receiver handles items in the sender's task and goes on waiting; nobody else is handed anything."""
+    """A waiting receiver handles items in the sender's task and goes on waiting; otherwise nothing is delivered."""
     channel: Channel[int] = Channel(1)
     taken: list[int] = []
 
@@ -118,7 +118,7 @@ async def test_deliver_now() -> None:
 
 
 async def test_deliver_now_is_left_to_the_receiver() -> None:
-    """A receiver that has noted an item without finishing it is woken, and is handed nothing meanwhile."""
+    """A receiver that has not finished an item is woken, and gets no other item meanwhile."""
     channel: Channel[int] = Channel(1)
     assert await handed_over(channel, lambda item: False, [1, 2]) == [True, False, []]
 
@@ -134,7 +134,7 @@ async def test_deliver_now_fails() -> None:
 
 
 async def test_post_during_deliver_now() -> None:
-    """What is posted while an item is handled wakes the receiver, after the item."""
+    """An item that is posted while another is handled wakes the receiver afterwards."""
     channel: Channel[int] = Channel(1)
 
     def take_now(item: int) -> bool:

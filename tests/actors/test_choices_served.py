@@ -1,4 +1,4 @@
-"""Many choices of one prompt, and completions of no tokens, through every actor, over HTTP, with the fake backend."""
+"""Many choices of one prompt, and completions without tokens, through every actor, over HTTP, with the fake backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = prompt_of(3 * BLOCK + 2, seed=1)
 
 
 async def test_as_many_choices_as_openai_allows(autojump_clock: trio.abc.Clock) -> None:
-    """Each has its text; the prompt is counted once, and the usage adds up."""
+    """Each of 128 choices has its text; the prompt is counted once, and the usage adds up."""
     async with small_runtime() as client:
         exchange, answer = await over_http(client).post(COMPLETIONS, body(PROMPT, n=MAX_CHOICES, max_tokens=2))
         await settle(client)
@@ -40,7 +40,7 @@ async def test_as_many_choices_as_openai_allows(autojump_clock: trio.abc.Clock) 
 async def test_copies_of_long_prompts_are_bounded(
     path: str, fields: dict[str, Any], param: str, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine gets the prompt of each choice by itself: all of them together have a limit, and the error says which
+    """The prompts of all choices together have a limit, since the engine gets a copy for each; the error names the
     field to lower."""
     monkeypatch.setattr(context_length, "MAX_SUBMITTED_TOKENS", 4 * len(PROMPT) - 1)
     async with small_runtime() as client:

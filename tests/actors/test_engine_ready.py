@@ -60,7 +60,7 @@ async def test_maximum_length_from_the_engine(autojump_clock: trio.abc.Clock) ->
 
 
 def test_numerics() -> None:
-    """The digest of what determines the bits of results contains the dtypes of weights and KV cache."""
+    """The digest of an engine's numerics depends on the dtypes of weights and KV cache, not on its threads."""
     plain = Capabilities(name="cpu", dtype="bfloat16", invariant=True, kv_cache_dtype="bfloat16")
     others = [attrs.evolve(plain, kv_cache_dtype="int8"), attrs.evolve(plain, dtype="int8")]
     assert numerics_of(plain) == numerics_of(attrs.evolve(plain, num_threads=3))
@@ -68,6 +68,6 @@ def test_numerics() -> None:
 
 
 def test_describe_pool() -> None:
-    """Tokens without the null block, and the number of whole contexts."""
+    """The description has the number of tokens without the null block, and how many full contexts fit."""
     engine = EngineReady(1, 101, 16, "cpu", "bfloat16", max_model_len=640)
     assert describe_pool(engine) == {"num_tokens": 1600, "max_concurrency": 2.5}

@@ -1,4 +1,4 @@
-"""Explanations through every actor: what a request reused, what it diverged from, and who evicted what it missed."""
+"""Explanations through every actor: what a request reused, what it diverged from, and what evicted its blocks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_copied_blocks(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_diverged_from(autojump_clock: trio.abc.Clock) -> None:
-    """Who wrote the block that continues differently is named; nobody, where nothing continues or nothing is shared."""
+    """The request that wrote the differing block is named; none is if the cached prefix ends or nothing is shared."""
     prompt = prompt_of(50, 1)
     async with small_runtime() as client:
         first = await client.ask(prompt, max_tokens=1)
@@ -86,7 +86,7 @@ async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
     (advice,) = shown.advice
     assert advice.code is AdviceCode.POOL_TOO_SMALL and advice.token == shown.ended.miss.token
     assert advice.num_blocks is not None
-    # so many blocks are indeed enough, for the same requests
+    # that many blocks are indeed enough for the same requests
     async with small_runtime(num_blocks=advice.num_blocks + 1, max_model_len=320, watermark=0.0) as client:
         await client.ask(prompt, max_tokens=1)
         for seed in range(2, 6):
@@ -95,7 +95,7 @@ async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_small_pools_get_advice_and_large_ones_none(autojump_clock: trio.abc.Clock) -> None:
-    """Of 20 conversations, each comes back after others have evicted it: it is told so where the pool is too small."""
+    """Conversations that return after others have evicted them get advice if the pool is too small, otherwise none."""
     for num_blocks, expected in ((64, 20), (1024, 0)):
         given = 0
         async with small_runtime(num_blocks=num_blocks, max_model_len=1008, watermark=0.0) as client:
@@ -125,7 +125,7 @@ async def test_open_request(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_resumed_after_a_death(autojump_clock: trio.abc.Clock) -> None:
-    """After an engine's death what was covered first counts; the rest is recomputed, as in the record."""
+    """After an engine's death, what the first admission reused counts; the rest is recomputed, as in the record."""
     async with small_runtime() as client:
         ticket = client.open(prompt_of(40, 1), max_tokens=10)
         await ticket.start()

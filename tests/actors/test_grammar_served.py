@@ -107,7 +107,7 @@ async def ask(
 
 @pytest.mark.parametrize("executor", ["cpu", "fake"])
 async def test_outputs_match_their_schema(executor: str) -> None:
-    """Whatever the weights: an output that ends by itself is what its schema says; one that is cut begins like that."""
+    """Whatever the weights, an output that ends by itself matches its schema, and one that is cut off still can."""
     checks: list[tuple[GrammarSpec, Callable[[str], object]]] = [
         (schema(PERSON), check_person),
         (schema(UNION), check_union),
@@ -128,7 +128,7 @@ async def test_outputs_match_their_schema(executor: str) -> None:
 
 
 async def test_what_is_dropped_is_known_before_the_first_event() -> None:
-    """The request's ticket says what was dropped from the schemas of its tools, also when the grammar is known."""
+    """The request's ticket says what was dropped from the schemas of its tools, even if the grammar is known."""
     source = 'start: a\n// schema from loose:tools[0]\na: %json {"type": "array", "uniqueItems": true, "maxItems": 1}\n'
     async with open_client(executor="fake") as client:
         for _ in range(2):
@@ -145,8 +145,8 @@ async def test_what_is_dropped_is_known_before_the_first_event() -> None:
 
 
 async def test_grammar_depends_on_the_sequence_alone() -> None:
-    """The same tokens and logprobs alone, in a batch, from the cache and after preemptions; choices are independent;
-    logprobs are those of the raw logits.
+    """Tokens and logprobs are the same alone, in a batch and after preemptions; choices are independent; logprobs are
+    those of the raw logits.
     """
     async with open_client() as client:
         alone = await ask(client, PROMPT, schema(PERSON), n=3)
@@ -223,9 +223,10 @@ async def test_compiling_holds_up_no_step(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_texts_do_not_wait_for_the_grammars_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests whose grammars are being checked hold none of the threads that encode texts."""
-    going_on, check = threading.Event(), GrammarChecker.check
+    begun, going_on, check = threading.Event(), threading.Event(), GrammarChecker.check
 
     def check_slowly(checker: GrammarChecker, spec: GrammarSpec) -> str | RequestError:
+        begun.set()
         assert going_on.wait(60)
         return check(checker, spec)
 
@@ -240,9 +241,11 @@ async def test_texts_do_not_wait_for_the_grammars_of_others(monkeypatch: pytest.
         async with trio.open_nursery() as nursery:
             for number in range(5):
                 nursery.start_soon(constrained, number)
+            while not begun.is_set() or client.runtime.desk.num_open_requests < 5:
+                await trio.sleep(0.01)
             await trio.sleep(0.05)
             try:
-                with trio.fail_after(20):
+                with trio.fail_after(40):
                     assert (await client.ask(text, max_tokens=1)).error is None
             finally:
                 going_on.set()
@@ -251,7 +254,7 @@ async def test_texts_do_not_wait_for_the_grammars_of_others(monkeypatch: pytest.
 
 
 async def test_no_token_left_ends_one_request() -> None:
-    """A request whose grammar and rules leave nothing ends with an error of its client; those beside it go on."""
+    """A request whose grammar and rules leave no token ends with a client error; those beside it go on."""
     async with open_client() as client:
         (seven,) = VOCABULARY.library.list_ids("7", add_special_tokens=False)
         replies: dict[str, Reply] = {}
@@ -275,8 +278,8 @@ async def test_no_token_left_ends_one_request() -> None:
 
 
 async def test_costly_grammar_ends_one_request() -> None:
-    """A request whose grammar turns out to be too complex ends with an error, after the tokens that it has got, which
-    are counted; those beside it go on.
+    """A request whose grammar turns out to be too complex ends with an error; the tokens that it got before are
+    counted, and requests beside it go on.
     """
     async with open_client() as client:
         replies: dict[str, Reply] = {}
@@ -300,8 +303,8 @@ async def test_costly_grammar_ends_one_request() -> None:
 
 
 async def test_endless_grammars_end_their_own_requests() -> None:
-    """Requests whose grammars compute without end get errors, after the tokens that they have got, which are counted;
-    those beside them go on as if alone.
+    """Requests whose grammars compute forever end with errors; the tokens that they got before are counted, and
+    requests beside them go on as if alone.
     """
     async with open_client() as client:
         replies: dict[str, Reply] = {}
@@ -325,7 +328,8 @@ async def test_endless_grammars_end_their_own_requests() -> None:
 
 
 async def test_grammar_begins_after_reasoning() -> None:
-    """Where reasoning is told from text, the answer begins after it; a budget closes it. Elsewhere at once."""
+    """If reasoning is separated from the answer, the grammar applies after it, and a budget closes it; otherwise it
+    applies at once."""
     async with open_client() as client:
         opened, rules, lasts = [*PROMPT, *OPENING], OutputRules(), LogitRules(min_tokens=30)
         closed = await ask(client, opened, NUMBERS, lasts, output=rules, thinking_budget=6)
@@ -343,7 +347,7 @@ async def test_grammar_begins_after_reasoning() -> None:
 
 
 async def test_grammar_after_an_engine_died() -> None:
-    """The next engine follows the grammar of a request that the dead one held, and of new ones."""
+    """The next engine follows the grammars of requests that the dead one held, and of new ones."""
     async with open_client(executor="fake") as client:
         before = await ask(client, PROMPT, schema(PERSON))
         kill_engine(client)
@@ -355,7 +359,7 @@ async def test_grammar_after_an_engine_died() -> None:
 
 
 async def test_refused_grammar_reaches_no_engine() -> None:
-    """A grammar that is not supported is refused before any sequence is submitted, again at once."""
+    """An unsupported grammar is refused before any sequence is submitted, also the second time."""
     async with open_client(executor="fake") as client:
         for _ in range(2):
             reply = await ask(client, PROMPT, schema({"not": {}}))
@@ -365,7 +369,7 @@ async def test_refused_grammar_reaches_no_engine() -> None:
 
 
 async def test_no_memory_for_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar whose process cannot be started is not its request's fault: it may succeed later, and then does."""
+    """If the process for a grammar cannot be started, the request may be tried again, and then succeeds."""
     start = GrammarFollower.__init__
 
     def out_of_memory(*_: object) -> None:

@@ -124,7 +124,8 @@ async def test_prompts_computed_in_chunks(autojump_clock: trio.abc.Clock, budget
 
 
 async def test_scored_prompt_reads_no_blocks_but_writes_them(autojump_clock: trio.abc.Clock) -> None:
-    """Other requests find its blocks; blocks cached already are not counted again; the miss has its reason."""
+    """Other requests find a scored prompt's blocks; blocks that were cached are not counted again; the miss has a
+    reason of its own."""
     details = {"return_cached_tokens_details": True}
     async with small_runtime() as client:
         writer = await post(client, PROMPT, prompt_logprobs=0, **details)
@@ -229,7 +230,7 @@ async def test_prompt_only(autojump_clock: trio.abc.Clock, stream: bool) -> None
 
 
 async def test_prompt_of_one_token(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt of one token has no logprobs but a null."""
+    """A prompt of one token has a null as its only logprob."""
     async with small_runtime() as client:
         answer = await post(client, [300], echo=True, logprobs=1, prompt_logprobs=1, max_tokens=1)
         await settle(client)

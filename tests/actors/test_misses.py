@@ -69,7 +69,7 @@ async def test_reason_is_that_of_the_first_admission(autojump_clock: trio.abc.Cl
 
 
 async def test_in_the_debug_log(autojump_clock: trio.abc.Clock) -> None:
-    """`prefix_cache.stats` has the reason and nothing of the prompt."""
+    """`prefix_cache.stats` has the reason, but no part of the prompt."""
     with capture_logs() as lines:
         async with small_runtime() as client:
             await client.ask(TextPrompt("marker words that nobody may read"))
@@ -115,8 +115,8 @@ async def test_reset_while_held(autojump_clock: trio.abc.Clock, moment: float) -
     for answer in answers:
         assert answer.texts[0] == text_of(continuation(prompt, num_tokens))
         assert not answer.record.disputed
-    assert answers[0].record.cached_tokens == 112, "admitted before"
-    assert 0 in [answer.record.cached_tokens for answer in answers], "hashed before, admitted after"
+    assert answers[0].record.cached_tokens == 112, "it was admitted before the reset"
+    assert 0 in [answer.record.cached_tokens for answer in answers], "one was hashed before, and admitted after it"
     assert after.record.cached_tokens == 112
 
 

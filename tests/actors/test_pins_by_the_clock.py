@@ -63,8 +63,8 @@ class Chat:
 
 
 async def test_marked_prefix_survives_other_prompts(autojump_clock: trio.abc.Clock) -> None:
-    """An unmarked prompt, used more recently, does not survive. Created tokens are what the next request reads,
-    whatever follows the mark."""
+    """A marked prefix survives, and an unmarked prompt that was used more recently does not. The next request reads as
+    many tokens as were created, whatever follows the mark."""
     async with small_runtime() as client:
         chat = Chat(client)
         cold = await chat.usage(text(KNOTS, **mark("5m")))
@@ -102,7 +102,7 @@ async def test_hit_refreshes_a_pin(ttl: str, marked_again: bool, autojump_clock:
 
 
 async def test_nested_marks_have_their_own_ttl(autojump_clock: trio.abc.Clock) -> None:
-    """An hour for the first part, five minutes for both: ten minutes later only the first is cached."""
+    """With an hour for the first part and five minutes for both, only the first is cached ten minutes later."""
     first, second = text(KNOTS, **mark("1h")), text(KNOTS, **mark("5m"))
     async with small_runtime() as client:
         chat = Chat(client)

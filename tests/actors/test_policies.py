@@ -14,7 +14,7 @@ from tests.runtimes import Answer, Client, num_passes, small_runtime, text_of
 
 
 async def order_of_first_tokens(client: Client, requests: list[tuple[list[int], dict[str, object]]]) -> list[int]:
-    """Send requests behind one that occupies the engine, and return the order of their first tokens."""
+    """Send requests while another one occupies the engine, and return the order of their first tokens."""
     order: list[int] = []
 
     async def one(index: int, prompt: list[int], fields: dict[str, object]) -> None:
@@ -95,7 +95,7 @@ async def waiting_time_of_warm_prompts(policy: str) -> float:
 async def test_fair_to_warm_prompts(autojump_clock: trio.abc.Clock) -> None:
     """Under `fair` one tenant's uncached prompts do not starve another's cached ones; under `fcfs` they do."""
     fair, fcfs = await waiting_time_of_warm_prompts("fair"), await waiting_time_of_warm_prompts("fcfs")
-    assert fair <= 0.05, "it waits for a step or two, and runs one of its own"
+    assert fair <= 0.05, "a cached prompt must wait only for a step or two, and its own"
     assert fcfs > 4 * fair
 
 

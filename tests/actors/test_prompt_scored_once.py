@@ -22,13 +22,13 @@ PROMPT = prompt_of(50, seed=1)
 AHEAD = {"long_prefill_token_threshold": 8}
 """Beside another request, the first choice computes its prompt in seven steps; the others, which find it cached, sample
 their first token in the first of these."""
-HOUSES: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 20}, AHEAD]
+RUNTIMES: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 20}, AHEAD]
 ASKED: list[dict[str, Any]] = [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 2, "logprobs": 0}]
 
 
 @asynccontextmanager
 async def busy_runtime(**changes: Any) -> AsyncIterator[Client]:
-    """Yield the client of a runtime that is serving another request all the time."""
+    """Yield the client of a runtime that serves another request all the time."""
     async with small_runtime(**changes) as client, trio.open_nursery() as nursery:
         nursery.start_soon(partial(client.ask, prompt_of(20, seed=7), max_tokens=900))
         await trio.sleep(0.05)
@@ -76,7 +76,7 @@ def without_index(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("logprob_fields", ASKED, ids=["echo", "prompt"])
-@pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=["whole", "chunks", "ahead"])
 @pytest.mark.parametrize("is_warm", [False, True])
 async def test_choices_share_the_scores_of_a_prompt(
     autojump_clock: trio.abc.Clock, logprob_fields: dict[str, Any], runtime: dict[str, Any], is_warm: bool
@@ -103,9 +103,9 @@ async def test_choices_share_the_scores_of_a_prompt(
     assert after["usage_disputed_total"] == before["usage_disputed_total"] == 0
 
 
-@pytest.mark.parametrize("runtime", HOUSES, ids=["whole", "chunks", "ahead"])
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=["whole", "chunks", "ahead"])
 async def test_stream_begins_with_its_prompt(autojump_clock: trio.abc.Clock, runtime: dict[str, Any]) -> None:
-    """This holds even for a choice whose tokens come before the first choice has computed the prompt."""
+    """With echo, each choice begins with the prompt, even if its tokens are sampled before the prompt is scored."""
     expected = [None, *prompt_scores(PROMPT, 0).logprobs]
     async with busy_runtime(**runtime) as client:
         await ask(client, max_tokens=1)

@@ -1,4 +1,4 @@
-"""What the web side learns of an engine's cache: random requests, resets and failing steps in a whole runtime."""
+"""What the web side learns about an engine's cache: random requests, resets and failing steps in a whole runtime."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ async def one_reset(client: Client, delay: float) -> None:
 
 
 def test_reports_follow_the_cache() -> None:
-    """After each report its reader has the keys that were committed at the time of its grant, and at rest all of
-    them; none is of tokens that were not kept."""
+    """After each report its reader has the keys that were committed at the time of its grant, and at rest all of them;
+    all are keys of tokens that were kept."""
 
     @settings(max_examples=max(25, settings.default.max_examples // 4))
     @given(st.lists(ASKS, min_size=1, max_size=8), RESETS, st.sampled_from([14, 24, 64]), st.sampled_from([1, 4]))

@@ -46,6 +46,7 @@ async def test_deaths_before_the_window_do_not_count(actor: Actor, autojump_cloc
     for _ in range(5):
         actor.dies(times=2)
         await trio.sleep(11)
+    assert actor.counted == ["scribe"] * 10
 
 
 async def test_deaths_before_progress_do_not_count(actor: Actor, autojump_clock: trio.abc.Clock) -> None:
@@ -72,7 +73,7 @@ async def test_requests_to_blame(actor: Actor, autojump_clock: trio.abc.Clock) -
 
 
 async def test_request_that_cannot_be_refused(actor: Actor, autojump_clock: trio.abc.Clock) -> None:
-    """If refusing a request does not help either, it is not to blame."""
+    """Deaths that go on although their request was refused count like others."""
     actor.dies("r", times=4)
     with pytest.raises(ActorGivenUp):
         actor.dies("r")

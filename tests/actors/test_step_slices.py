@@ -25,7 +25,7 @@ NUM_REQUESTS = 12
 
 
 def zero_length_slices() -> Any:
-    """Install a clock on which every time slice is over immediately."""
+    """Return a clock on which every time slice is over immediately."""
     return SimpleNamespace(perf_counter=count(1.0).__next__, time=lambda: 0.0)
 
 
@@ -37,7 +37,7 @@ async def ask_concurrently(client: Client) -> None:
 
 
 def are_spread(rounds: list[int]) -> bool:
-    """Return whether they ran in about as many scheduler rounds; the order within a round is random."""
+    """Return whether calls were spread over many scheduler rounds; the order within a round is random."""
     return len(set(rounds)) > len(rounds) // 3
 
 
@@ -112,11 +112,11 @@ async def rounds_until(condition: Any) -> None:
             return
         clock.jump(0.0001)
         await trio.lowlevel.checkpoint()
-    raise AssertionError("it never came to that")
+    raise AssertionError("the condition was never met")
 
 
 async def test_long_prompts_are_written_in_parts() -> None:
-    """With hundreds of prompts queued for the engine, what is encoded before the loop has a turn is bounded."""
+    """However many prompts are queued for the engine, the bytes encoded between two checkpoints are bounded."""
     messages: list[WireMessage] = [
         Submit(number, list(range(20_000)), b"", [], SamplingParams(max_tokens=1)) for number in range(40)
     ]

@@ -69,8 +69,8 @@ async def ask(
 
 
 async def test_reasoning_is_closed_by_budget() -> None:
-    """Close each choice of a prompt that leaves reasoning open after the budget, and none of one that only mentions
-    the delimiter in a message.
+    """Reasoning that a prompt leaves open is closed after the budget in each choice; nothing is closed if the prompt
+    only mentions the delimiter in a message.
     """
     async with open_client() as client:
         mentioned = [*OPENED, *VOCABULARY.encode("<|im_end|>\n")]
@@ -87,7 +87,8 @@ async def test_reasoning_is_closed_by_budget() -> None:
 
 
 async def test_reasoning_that_the_model_opens() -> None:
-    """It is closed by the budget as well, counted from behind the opening delimiter; after that, nothing is forced."""
+    """Reasoning that the model opens is closed, too, counted from the end of the opening delimiter; later nothing is
+    forced."""
     prompt, (opening, closing) = prompt_of(40, seed=6), (1, 2)
     async with open_client(tags=("<|im_start|>", "<|im_end|>")) as client:
         only = LogitRules(allowed_token_ids=(opening,))
@@ -105,7 +106,7 @@ async def test_budget_without_tags_has_no_effect() -> None:
 
 
 async def test_same_tokens_after_preemption() -> None:
-    """With too few blocks for all requests, reasoning ends where it does with enough, wherever they are interrupted."""
+    """Wherever requests are preempted, reasoning ends at the same token as without preemptions."""
     prompts = [[*prompt_of(33 + 5 * index, seed=index), *OPENING] for index in range(5)]
     found: list[dict[int, list[list[int]]]] = []
     for changes in ({}, {"num_blocks": 14, "max_model_len": 160, "watermark": 0.0}):

@@ -1,4 +1,4 @@
-"""A moment without a free thread, or without the memory for one, is waited for."""
+"""Waiting until a thread can be started, if the machine is short of threads or of memory for a moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 async def test_shortage_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call runs once, with its arguments, as soon as there is a thread."""
+    """The call runs once, with its arguments, as soon as a thread can be started."""
     shortage = Shortage(monkeypatch, RuntimeError("can't start new thread"), MemoryError(), *[MemoryError()] * 3)
     calls: list[int] = []
     await run_in_thread(calls.append, 7)
@@ -33,7 +33,7 @@ async def test_what_a_call_raises_is_raised(error: Exception) -> None:
 
     def fail() -> None:
         calls.append(1)
-        raise error if len(calls) == 1 else AssertionError("it was repeated")
+        raise error if len(calls) == 1 else AssertionError("the call must not be repeated")
 
     with pytest.raises(type(error)):
         await run_in_thread(fail)
@@ -48,7 +48,7 @@ async def test_other_errors_of_starting_are_raised(monkeypatch: pytest.MonkeyPat
 
 
 async def test_wait_ends_with_its_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for a thread can be cancelled, and holds nothing of a limiter meanwhile."""
+    """Waiting for a thread can be cancelled, and takes no token of a limiter."""
     limiter = trio.CapacityLimiter(1)
     shortage = Shortage(monkeypatch, *[RuntimeError("can't start new thread")] * 1000)
     monkeypatch.setattr(threads, "FIRST_PAUSE_S", 1000.0)
@@ -66,7 +66,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_pauses")
 async def test_processes_wait_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process is started once there is a thread for that; without memory for it, it is an OSError."""
+    """A process is started once there is a thread to start it; a lack of memory for it is an OSError."""
     shortage = Shortage(monkeypatch, *[RuntimeError("can't start new thread")] * 3)
     process = await open_process([sys.executable, "-c", "raise SystemExit(7)"])
     assert await process.wait() == 7 and shortage.num_tries == 4
@@ -95,7 +95,7 @@ async def test_threads_of_their_own_are_waited_for(monkeypatch: pytest.MonkeyPat
 
 
 async def test_tasks_outlive_shortages(autojump_clock: trio.abc.Clock) -> None:
-    """A task without memory is run again after a pause, alone or where all of a group had none; other errors end it."""
+    """A task that ran out of memory, with or without a group around the error, is run again; other errors end it."""
     errors = [MemoryError(), ExceptionGroup("two", [MemoryError(), MemoryError()]), KeyError("other")]
 
     async def run() -> None:
@@ -109,7 +109,7 @@ async def test_tasks_outlive_shortages(autojump_clock: trio.abc.Clock) -> None:
 
 
 def test_threads_and_processes_are_started_in_one_place() -> None:
-    """Nothing else calls trio's own functions, whose shortages end tasks. (HTTP passes one on to applications.)"""
+    """Nothing else calls trio's functions, which raise if threads are short. (HTTP passes one on to applications.)"""
     users = {
         str(path.relative_to(ROOT))
         for folder in ("actors", "web")

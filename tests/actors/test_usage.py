@@ -53,7 +53,7 @@ async def test_same_prompt_twice(autojump_clock: trio.abc.Clock, length: int) ->
     assert first.record.cache_write_tokens == length // BLOCK * BLOCK
     assert second.record.cached_tokens == full_blocks(length)
     if second.record.engine != first.record.engine:
-        assert not full_blocks(length), "it must go where it is cached"
+        assert not full_blocks(length), "a cached prompt must go to its engine"
         return
     assert second.record.cache_write_tokens == 0
     copied = BLOCK - 1 if length % BLOCK == 0 else 0
@@ -281,7 +281,7 @@ async def test_longest_prompt_and_one_token_more(autojump_clock: trio.abc.Clock)
         assert answer.error.param == param
         assert param in answer.error.message
         assert answer.record.outcome is Outcome.REJECTED
-        assert answer.record.cached_tokens is None, "never admitted: unknown, which is not 0"
+        assert answer.record.cached_tokens is None, "it was never admitted, so the count is unknown, which is not 0"
         assert answer.texts == {}
 
 

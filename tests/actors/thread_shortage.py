@@ -1,4 +1,4 @@
-"""A machine that has no thread, or no memory for one, for a while."""
+"""A machine that can start no thread for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quipu.actors import threads
 
 
 class Shortage:
-    """Takes the place of `trio.to_thread.run_sync`, and has no thread for the first calls."""
+    """Takes the place of `trio.to_thread.run_sync`, and raises `errors` in its first calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
         self._run, self.errors, self.num_tries = trio.to_thread.run_sync, list(errors), 0

@@ -32,7 +32,7 @@ MIXED = [
     "sum([known, known])",
     "sum([known, estimate])",
 ]
-"""None of these kinds is a number, or another kind."""
+"""Expressions that mix kinds, or a kind and a number."""
 ONLY_TYPES = [
     "takes_known(estimate)",
     "takes_known(unknown)",

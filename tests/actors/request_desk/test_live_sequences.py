@@ -1,4 +1,4 @@
-"""Who waits for engines to hold nothing is woken, however many there are; what is handed over is what was named."""
+"""Waiting until engines hold no sequences, for several engines at once; handing over only the named sequences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def incarnation_of(engine: PooledEngine) -> int:
 
 @pytest.mark.parametrize("wait", [until_idle, until_taken_back])
 async def test_two_engines_are_waited_for_at_once(wait: Wait) -> None:
-    """Each wait ends with the last sequence of its own engine, though another engine was waited for later."""
+    """Each wait ends with the last sequence of its own engine, even if another engine was waited for later."""
     pool, sequences = EnginePool(), LiveSequences(Channel[RouterMessage](1), 10)
     engines, over = [pool.add(), pool.add()], list[int]()
 
@@ -58,7 +58,7 @@ async def test_two_engines_are_waited_for_at_once(wait: Wait) -> None:
 
 
 async def test_only_named_sequences_are_handed_over() -> None:
-    """Of the sequences that are named, an engine is told to end those that it holds, once; its others go on."""
+    """An engine is told once to end those of the named sequences that it holds; its others go on."""
     pool, sequences = EnginePool(), LiveSequences(Channel[RouterMessage](1), 10)
     first, second = pool.add(), pool.add()
     for sequence_id, engine in enumerate((first, first, second)):

@@ -1,4 +1,4 @@
-"""Look-ups on their way to engines: each ends, few wait at a time, and those of clients that have left go nowhere."""
+"""Look-ups on their way to engines: each ends, few are queued at a time, and those of clients that left are dropped."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def ask(lookups: Lookups, answers: list[LookedUp | RequestError]) -> None:
     answers.append(await lookups.ask(KEYED, b""))
 
 
-async def test_an_answer_reaches_who_has_asked() -> None:
-    """And nobody else; an answer to a question that was given up is dropped."""
+async def test_an_answer_reaches_its_client() -> None:
+    """An answer reaches only the client that asked; an answer to an unknown question is dropped."""
     posted: list[LookUp] = []
     lookups, answers = Lookups(posted.append), list[LookedUp | RequestError]()
     async with trio.open_nursery() as nursery:
@@ -51,7 +51,7 @@ async def test_an_answer_reaches_who_has_asked() -> None:
 
 
 async def test_few_are_on_their_way() -> None:
-    """One whose asker has left still counts until an engine takes it, since it has its prompt until then."""
+    """A look-up whose client has left still counts until an engine takes it, since it holds its prompt until then."""
     posted: list[LookUp] = []
     lookups = Lookups(posted.append)
     async with trio.open_nursery() as nursery:
@@ -72,7 +72,7 @@ async def test_few_are_on_their_way() -> None:
 
 
 async def test_the_router_asks_an_engine_that_is_in_use() -> None:
-    """Without one it refuses; what an engine has not taken when it is closed goes to another."""
+    """Without a ready engine a look-up is refused; if an engine is closed before it takes one, another one gets it."""
     pool, channel = EnginePool(), Channel[RouterMessage](1)
     engines = [pool.add() for _ in range(2)]
     sequences = LiveSequences(channel, 10)
@@ -105,6 +105,7 @@ async def test_the_router_asks_an_engine_that_is_in_use() -> None:
 
 
 async def test_a_question_that_was_given_up_goes_to_no_engine() -> None:
+    """A queued look-up whose client has left is not sent to the engine."""
     pool, channel = EnginePool(), Channel[RouterMessage](1)
     engine, sequences = pool.add(), LiveSequences(channel, 10)
     async with trio.open_nursery() as nursery:

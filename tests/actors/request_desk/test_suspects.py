@@ -15,7 +15,7 @@ def names(count: int) -> list[str]:
 
 
 def test_first_death_blames_nobody() -> None:
-    """Everything is resumed, and progress clears whoever made it."""
+    """After a first death everything is resumed, and requests that make progress are cleared."""
     suspects = Suspects()
     assert suspects.on_death(["a", "b"]).resumed == ["a", "b"]
     assert not suspects.is_searching and suspects.is_active
@@ -38,19 +38,19 @@ def test_alone() -> None:
 
 
 def test_step_of_others() -> None:
-    """Deaths in steps of others count little: what waited through three of them is not tried."""
+    """Deaths in steps of others count little: a request that waited through three of them is not tried."""
     suspects = Suspects()
     for _ in range(3):
         verdict = suspects.on_death(["a", "b", "waits"], {"a", "b"})
         assert len(verdict.resumed) == 3 and not suspects.is_searching
         suspects.on_progress(["a", "b"])
     suspects.on_death(["a", "b", "waits"], {"a", "b"})
-    assert suspects.is_searching, "not for ever: it may kill engines outside its steps"
+    assert suspects.is_searching, "it must be tried in the end: it may kill engines outside its steps"
     assert suspects.may_run("a") and suspects.may_run("waits") and not suspects.may_run("new")
 
 
 def test_suspects_of_both_steps_are_tried_first() -> None:
-    """Then the others without progress, which were in one of the two steps or in none."""
+    """Requests that were in both steps are tried first, then the others without progress."""
     suspects = Suspects()
     suspects.on_death(names(5), {"req-3", "req-4"})
     assert suspects.on_death(names(5), {"req-2", "req-3"}).resumed == ["req-3"]
@@ -60,7 +60,7 @@ def test_suspects_of_both_steps_are_tried_first() -> None:
 
 
 def test_trial_during_steps_of_others() -> None:
-    """Deaths of engines that run others beside the one that is tried count half."""
+    """A death in a step of others counts half against the request that is tried."""
     suspects = Suspects()
     for _ in range(2):
         suspects.on_death(["a", "b"], {"a", "b"})
@@ -97,7 +97,7 @@ def test_engine_that_held_nothing() -> None:
 
 
 def test_requests_that_end_during_a_search() -> None:
-    """A trial is over when its requests are; nothing of them is kept."""
+    """A trial is over when its requests have ended; nothing about them is kept."""
     suspects = Suspects()
     suspects.on_death(names(4))
     suspects.on_death(names(4))
@@ -120,9 +120,9 @@ def test_every_killer_is_found_and_nobody_else(count: int, data: st.DataObject) 
     live = list(everyone)
     while live and num_deaths < 1000:
         running = [name for name in live if suspects.may_run(name)]
-        assert running, "some request runs"
+        assert running, "some request must run"
         if killers.intersection(running):
-            lucky = data.draw(st.booleans(), "others get on before the engine dies")
+            lucky = data.draw(st.booleans(), "others make progress before the engine dies")
             if lucky:
                 suspects.on_progress([name for name in running if name not in killers])
             num_deaths += 1
@@ -149,7 +149,7 @@ def test_every_killer_is_found_and_nobody_else(count: int, data: st.DataObject) 
 
 @given(st.integers(1, 100), st.integers(0, 99), st.data())
 def test_killer_outside_steps_is_found(count: int, killer: int, data: st.DataObject) -> None:
-    """Engines die of a request whenever they are given it, in steps of others, which get on or do not."""
+    """A request that kills engines in steps of others, whether these make progress or not, is found within a bound."""
     everyone = names(count)
     bad = everyone[killer % count]
     suspects, num_deaths, culprit = Suspects(), 0, None
@@ -161,7 +161,7 @@ def test_killer_outside_steps_is_found(count: int, killer: int, data: st.DataObj
             assert num_deaths <= 4 + 4 + 4 + math.log2(count) + 1
             in_step = data.draw(st.sets(st.sampled_from(innocent), min_size=1), "step") if innocent else None
             culprit = suspects.on_death(running, in_step).culprit
-            if in_step and data.draw(st.booleans(), "they get on"):
+            if in_step and data.draw(st.booleans(), "they make progress"):
                 suspects.on_progress(in_step)
         else:
             suspects.on_progress(running)

@@ -1,4 +1,4 @@
-"""Chains of block keys for tests: a path of choices stands for a prompt, one choice a block."""
+"""Chains of block keys for tests: a path of choices stands for a prompt, one choice for each block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def chain(path: Sequence[int]) -> list[bytes]:
-    """Return the keys of a prompt: those of two prompts are equal as long as their paths are."""
+    """Return the keys of a prompt; two prompts share keys as far as their paths agree."""
     keys: list[bytes] = []
     before = b""
     for choice in path:

@@ -40,19 +40,19 @@ def test_only_what_is_ready_is_chosen(policy: str) -> None:
     assert not any(both.place(candidates=[]).is_passed_on for _ in range(10))
     both.own.close_engine(both.slots[0])
     assert all(both.sides(10))
-    assert not both.place(candidates=[]).is_passed_on, "it waits for an engine"
+    assert not both.place(candidates=[]).is_passed_on, "it must wait for an engine"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_requests_at_once_are_spread(policy: str) -> None:
-    """What was placed counts before it is routed: requests that come together do not all go to one side."""
+    """Placed requests count before they are routed, so that simultaneous ones do not all go to one side."""
     both = Both(policy, num_engines=2)
     sides = [both.place(b"%04d" % number + BODY).is_passed_on for number in range(40)]
     assert 10 <= sum(sides) <= 30, "there are two engines and two upstreams"
 
 
 def test_what_runs_on_either_side_counts() -> None:
-    """A busy engine has requests passed on, busy upstreams have them served here."""
+    """While the engine is busy, requests are passed on; while the upstreams are busy, requests are served here."""
     both = Both()
     own_route = both.own.route([], 5000)
     assert both.place().is_passed_on
@@ -64,7 +64,7 @@ def test_what_runs_on_either_side_counts() -> None:
 
 
 def test_what_is_routed_weighs_nothing() -> None:
-    """After `on_routed`, however often it is called, only the routings know of a request."""
+    """After `on_routed`, however often it is called, a placement has no weight of its own."""
     both = Both("least-loaded")
     for _ in range(5):
         placement = both.place(BODY)
@@ -74,7 +74,7 @@ def test_what_is_routed_weighs_nothing() -> None:
 
 
 def test_conversations_stay_where_they_began() -> None:
-    """A body that begins as an earlier one goes where that was, for as much load as its text is worth."""
+    """A body that begins like an earlier one goes to the same side, unless that is too busy."""
     both = Both()
 
     def goes_far(body: bytes, tenant: str = "t") -> bool:
@@ -88,14 +88,14 @@ def test_conversations_stay_where_they_began() -> None:
     both.own.drop(busy)
     assert goes_far(turn + b" more")
     assert not goes_far(b"b" * 40_000)
-    assert not goes_far(turn + b" more", "other"), "of another tenant nothing is known"
+    assert not goes_far(turn + b" more", "other"), "another tenant's bodies must not count"
     for _ in UPSTREAMS:
         both.far.route(UPSTREAMS, 1 << 20, {})
-    assert not goes_far(turn + b" more"), "it would wait too long"
+    assert not goes_far(turn + b" more"), "the upstreams are too busy"
 
 
 def test_memory_of_beginnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old beginnings are forgotten, and of a long body only so much is looked at."""
+    """Old beginnings are forgotten, and only the first part of a long body is examined."""
     monkeypatch.setattr(balance, "MAX_BEGINNINGS", 64)
     both = Both()
     for number in range(40):

@@ -26,7 +26,7 @@ from quipu.actors.router.routing import Routing
 BLOCK = 4
 NUM_ENGINES = 3
 NO_DESK: Any = None
-"""Of requests that nobody starts or leaves."""
+"""For requests that nobody starts or abandons."""
 
 
 def submit(sequence_id: int, prompt: int, *, group_id: int = 0, num_to_come: int = 0) -> Submit:
@@ -38,7 +38,7 @@ def submit(sequence_id: int, prompt: int, *, group_id: int = 0, num_to_come: int
 
 
 class Posts:
-    """Keeps what the accountant is told."""
+    """Keeps the messages to the accountant."""
 
     def __init__(self) -> None:
         self.messages: list[Routed] = []
@@ -119,7 +119,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule(engine_id=st.integers(0, NUM_ENGINES - 1))
     def die(self, engine_id: int) -> None:
-        """What it held is submitted again, first of all."""
+        """Have an engine die; what it held is submitted again."""
         incarnation = self.up.pop(engine_id, None)
         if incarnation is None:
             return
@@ -147,7 +147,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule(engine_id=st.integers(0, NUM_ENGINES - 1))
     def take(self, engine_id: int) -> None:
-        """An engine takes what is queued for it."""
+        """Have an engine take what is queued for it."""
         if engine_id not in self.up:
             return
         for message in self.pool[engine_id].queue.take_nowait():
@@ -171,7 +171,7 @@ class Engines(RuleBasedStateMachine):
     @precondition(lambda self: self.closing & {its.engine_id for its in self.taken.values() if not its.is_aborted})
     @rule()
     def hand_over(self) -> None:
-        """A closing engine has ended what it held, so that others go on with it."""
+        """Have a closing engine end what it holds, so that others continue it."""
         for sequence_id, its in list(self.taken.items()):
             if its.engine_id in self.closing and not its.is_aborted:
                 del self.taken[sequence_id]
@@ -191,7 +191,7 @@ class Engines(RuleBasedStateMachine):
         assert (self.open, self.store.unrouted, self.store.sequences) == ({}, {}, {})
 
     def end_unsent(self, sequence_id: int) -> None:
-        assert not self.up.keys() - self.closing, "an engine could have had it"
+        assert not self.up.keys() - self.closing, "a ready engine must get it"
         del self.open[sequence_id]
         self.sequences.mark_ended(sequence_id)
 
@@ -253,7 +253,7 @@ test_engines_come_and_go = Engines.TestCase
 
 
 def test_resets_reach_every_engine() -> None:
-    """Also one that is not ready: it may come back with its cache."""
+    """A reset also reaches engines that are not ready, which may come back with their caches."""
     machine = Engines()
     machine.come(0)
     machine.send(ResetPrefixCache())
@@ -263,7 +263,7 @@ def test_resets_reach_every_engine() -> None:
 
 
 def test_resumed_first() -> None:
-    """What an engine held goes before what has waited for one."""
+    """Sequences of an engine that died are sent before those that have waited for an engine."""
     machine = Engines()
     machine.come(0)
     machine.submit_prompt(1, 1)
@@ -275,7 +275,7 @@ def test_resumed_first() -> None:
 
 
 def test_estimates_are_told() -> None:
-    """One for each prompt, not for each choice; none of what nobody has."""
+    """The accountant gets one estimate for each prompt, not for each choice; it is 0 if no engine has the prefix."""
     machine = Engines()
     machine.come(0)
     machine.submit_prompt(1, 3)
@@ -285,7 +285,7 @@ def test_estimates_are_told() -> None:
 
 
 def test_handed_over() -> None:
-    """A sequence that a closing engine has ended goes to another, and nothing is kept of where it was."""
+    """A sequence that a closing engine has ended goes to another, and nothing is kept about its former engine."""
     machine = Engines()
     machine.come(0)
     machine.come(1)
@@ -299,7 +299,7 @@ def test_handed_over() -> None:
 
 
 def test_removed() -> None:
-    """An engine is gone from the pool before the router hears of its end: what was queued for it goes to another."""
+    """If an engine is gone from the pool before the router hears of its end, what was queued for it goes to another."""
     machine = Engines()
     machine.come(0)
     machine.submit_prompt(1, 2)

@@ -1,7 +1,8 @@
-"""The index of keys: it holds what engines have reported, and finds the longest prefix for all of them at once."""
+"""The index of keys: it has the keys that engines have reported, and finds the longest prefix of each at once."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType
 
@@ -83,7 +84,7 @@ TestIndex = IndexMachine.TestCase
 )
 @example(prompt=[0] * MAX_DEPTH, depths=list(range(MAX_DEPTH)))
 def test_match_finds_each_engine_s_longest_prefix(prompt: list[int], depths: list[int]) -> None:
-    """Every engine is found with the number of blocks that it holds, more than 64 engines too."""
+    """Every engine is found with the number of blocks that it holds, even if there are more than 64 engines."""
     index, keys = KeyIndex(), chain(prompt)
     for depth in depths:
         index.store(index.take_slot(), keys[:depth])
@@ -109,7 +110,7 @@ def test_engine_that_is_gone_is_not_found() -> None:
 
 
 def calls_to_sweep(num_gone: int) -> int:
-    """Return how many calls one sweep takes after so many engines have gone, each a few sweeps after another."""
+    """Return how many calls one sweep takes after `num_gone` engines have gone, one every two sweeps."""
     index, calls = KeyIndex(), 0
     for _ in range(num_gone):
         index.release_slot(index.take_slot())
@@ -121,14 +122,16 @@ def calls_to_sweep(num_gone: int) -> int:
         calls += event == "c_call"
 
     before = sys.getprofile()
+    gc.disable()  # finalizers would be counted, too
     sys.setprofile(count)
     try:
         index.sweep()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return calls
 
 
 def test_engines_that_are_gone_are_swept_together() -> None:
-    """A sweep looks at one shard, however many engines have gone, as when one clears its cache again and again."""
+    """A sweep visits one shard, however many engines have gone, for example if one clears its cache again and again."""
     assert calls_to_sweep(100) == calls_to_sweep(1)

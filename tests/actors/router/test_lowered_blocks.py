@@ -1,4 +1,4 @@
-"""Blocks that lie on the host tier of an engine alone: routed to as any other, and told apart in the prefix tree."""
+"""Blocks that an engine has only on its host tier: routed to like any others, and distinguished in the prefix tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prefixes(*keys: bytes) -> bytes:
 
 
 class Engines:
-    """A router that is told by hand what two engines hold."""
+    """A router, and reports that tell it what two engines hold."""
 
     def __init__(self) -> None:
         self.store = RouteStore(Routing(block_size=BLOCK, prefill_budget=64, seed=1))
@@ -71,7 +71,7 @@ def test_prompt_goes_where_its_blocks_are_on_the_host() -> None:
 
 
 def test_blocks_that_move() -> None:
-    """A branch is told by tier, whatever has moved, and however often."""
+    """Blocks are counted by tier, however often they have moved."""
     engines = Engines()
     engines.tell(0, stored_keys=prefixes(*KEYS))
     for num_on_device in (5, 1, 0):
@@ -84,7 +84,7 @@ def test_blocks_that_move() -> None:
 
 
 def test_engine_that_has_cleared_its_cache() -> None:
-    """Nothing of a cleared cache is in any tier; what is stored after that is on the device."""
+    """After a cache was cleared no tier has a block; blocks stored later are on the device."""
     engines = Engines()
     engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys=prefixes(*KEYS[2:]))
     engines.tell(0, is_cleared=True, stored_keys=prefixes(*KEYS[:4]))

@@ -1,4 +1,4 @@
-"""Routing: prompts go where their prefix is unless that engine is busy, and what is counted is taken off again."""
+"""Routing: prompts go to the engine that holds their prefix unless it is busy, and loads return to zero."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_prompt_goes_to_its_prefix() -> None:
 
 @pytest.mark.parametrize("num_holders", [2, 17])
 def test_prefix_that_many_engines_hold(num_holders: int) -> None:
-    """Few engines or many: each one's overlap is what it holds, or is about to."""
+    """Each engine's overlap is what it holds or is about to hold, whether few or many engines have the prefix."""
     for free in range(20):
         routing = routing_for(num_engines=20)
         for slot in range(num_holders):
@@ -52,7 +52,7 @@ def test_prefix_that_many_engines_hold(num_holders: int) -> None:
 
 
 def test_last_token_is_computed() -> None:
-    """Of a prompt that fills its blocks, the last one is not expected to be reused."""
+    """If a prompt fills its blocks, the last block does not count as reused."""
     routing = routing_for()
     routing.on_stored(2, chain([0] * 8))
     assert routing.route(chain([0] * 8), 8 * BLOCK).num_overlapping == 7 * BLOCK
@@ -70,7 +70,7 @@ def test_prompt_follows_one_that_is_on_its_way() -> None:
 
 
 def test_busy_engine_is_left() -> None:
-    """A prefix is worth waiting for eight times as many tokens of others, and not for more."""
+    """A prefix is worth waiting for up to eight times as many tokens of others."""
     routing = routing_for()
     routing.on_stored(0, chain([0] * 4))
     saved = 4 * BLOCK
@@ -83,7 +83,7 @@ def test_busy_engine_is_left() -> None:
 
 
 def test_new_prompts_are_spread_evenly() -> None:
-    """Prompts that no engine knows fill all engines alike."""
+    """Prompts that no engine has are spread evenly."""
     routing = routing_for()
     routes = []
     for number in range(40):
@@ -95,7 +95,7 @@ def test_new_prompts_are_spread_evenly() -> None:
 
 
 def test_conversations_that_begin_alike_are_spread() -> None:
-    """A beginning that many share is copied to other engines rather than all of them sent to one."""
+    """Prompts that share a beginning do not all go to one engine: others compute the beginning again."""
     routing = routing_for()
     routing.on_stored(0, chain([0] * 4))
     slots = []
@@ -104,12 +104,12 @@ def test_conversations_that_begin_alike_are_spread() -> None:
         slots.append(route.slot)
         routing.on_stored(route.slot, chain([0] * 4 + [number] * 6))
         routing.drop(route)
-    assert slots[:10] == [0] * 10, "at first the cached beginning decides"
+    assert slots[:10] == [0] * 10, "at first the cached beginning must decide"
     assert np.bincount(slots).max() <= 100
 
 
 def test_new_engine_gets_its_share_only() -> None:
-    """An engine that has just come is not sent everything that is new."""
+    """An engine that has just started does not get all new prompts."""
     routing = routing_for(num_engines=2)
     for number in range(20):
         routing.drop(send(routing, [number] * 6))
@@ -123,7 +123,7 @@ def test_new_engine_gets_its_share_only() -> None:
 
 
 def test_what_was_computed_long_ago_counts_less() -> None:
-    """What engines were sent counts for no more than twice what their caches hold, also when engines have gone."""
+    """The tokens sent to engines count for at most twice what their caches hold, even after engines have gone."""
     routing = routing_for(num_engines=3)
     for number in range(60):
         if number == 30:
@@ -154,7 +154,7 @@ def test_affinity_decides_between_equals_only() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_engine_that_is_gone_gets_nothing(policy: str) -> None:
-    """No policy chooses an engine that was removed, whatever it held."""
+    """No policy chooses a removed engine, whatever it held."""
     routing = routing_for(policy, num_engines=3)
     routing.on_stored(1, chain([0] * 10))
     open_route = send(routing, [0] * 10)
@@ -168,7 +168,7 @@ def test_engine_that_is_gone_gets_nothing(policy: str) -> None:
 
 
 def test_dynamo_counts_decoding_blocks() -> None:
-    """Under `dynamo` an engine that decodes long sequences is left, though it holds the prefix."""
+    """Under `dynamo`, an engine that decodes long sequences is avoided even if it holds the prefix."""
     routing = routing_for("dynamo", num_engines=2)
     routing.on_stored(0, chain([0] * 4))
     assert send(routing, [0] * 6).slot == 0
@@ -177,7 +177,7 @@ def test_dynamo_counts_decoding_blocks() -> None:
 
 
 def test_other_policies() -> None:
-    """`round-robin` takes turns, `least-loaded` the shortest queue, `random` all."""
+    """`round-robin` takes turns, `least-loaded` takes the shortest queue, `random` takes any engine."""
     routing = routing_for("round-robin", num_engines=3)
     assert [send(routing, [0]).slot for _ in range(5)] == [0, 1, 2, 0, 1]
     routing = routing_for("least-loaded", num_engines=3)
@@ -193,7 +193,7 @@ def test_other_policies() -> None:
     prompts=st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=12), st.integers(0, 3)), max_size=30),
 )
 def test_nothing_is_left_of_dropped_prompts(policy: str, prompts: list[tuple[list[int], int]]) -> None:
-    """However far each prompt got, all loads are zero and nothing is kept once all are dropped."""
+    """Once all prompts are dropped, however far each got, all loads are zero and nothing is kept."""
     routing = routing_for(policy)
     routes = []
     for path, progress in prompts:
@@ -217,7 +217,7 @@ def test_nothing_is_left_of_dropped_prompts(policy: str, prompts: list[tuple[lis
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_preview_is_the_choice_and_leaves_no_trace(policy: str) -> None:
-    """Whatever the policy, the slot is that of the prompt that follows, and the choices after it are the same."""
+    """Under every policy, a preview is the slot that the prompt then gets, and does not change later choices."""
     asked, unasked = routing_for(policy), routing_for(policy)
     for number in range(60):
         path = [number % 7] * (1 + number % 5)
@@ -235,6 +235,7 @@ def test_a_preview_is_the_choice_and_leaves_no_trace(policy: str) -> None:
 
 
 def test_nothing_to_preview_without_engines() -> None:
+    """A preview without engines is an error."""
     routing = routing_for(num_engines=1)
     routing.close_engine(0)
     with pytest.raises(ValueError, match="no engine"):

@@ -1,4 +1,4 @@
-"""Prompts on their way: what engines are about to hold is found, and nothing of a dropped prompt is kept."""
+"""Prompts on their way: what engines are about to hold is found, and nothing is kept of a dropped prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
 
 
 class Keys(list[bytes]):
-    """Keys that can be watched."""
+    """A list of keys to which there can be weak references."""
 
 
 def num_shared(one: list[int], other: list[int]) -> int:
@@ -35,7 +35,7 @@ def found_in(prompts: SentPrompts, keys: Sequence[bytes]) -> dict[int, int]:
 
 @given(prompt=PATHS, sent=st.lists(st.tuples(st.integers(0, 9), PATHS, st.booleans()), max_size=12))
 def test_longest_shared_prefix(prompt: list[int], sent: list[tuple[int, list[int], bool]]) -> None:
-    """For each engine, the most that one of its prompts shares is found, before and after some were dropped."""
+    """For each engine, the longest prefix that one of its prompts shares is found, even after some were dropped."""
     prompts = SentPrompts()
     kept = [(prompts.add(slot, chain(path)), path, dropped) for slot, path, dropped in sent]
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_longest_shared_prefix(prompt: list[int], sent: list[tuple[int, list[int
 
 
 def test_dropped_prompt_is_not_kept_alive() -> None:
-    """The keys of a dropped prompt are let go, whichever others begin alike."""
+    """The keys of a dropped prompt are released, whichever others share its beginning."""
     paths = ([0] * 8, [0] * 5 + [1] * 3, [0] * 5, [0] * 8, [0] * 3 + [1] * 4)
     for order in itertools.permutations(range(len(paths))):
         prompts = SentPrompts()
@@ -67,7 +67,7 @@ def test_dropped_prompt_is_not_kept_alive() -> None:
 
 
 def test_a_long_prompt_costs_few_entries() -> None:
-    """A prompt of 2,000 blocks is one run, and two runs more if another one leaves it."""
+    """A prompt of 2,000 blocks is one run; another one that diverges from it adds two."""
     prompts = SentPrompts()
     prompts.add(0, chain([0] * 2000))
     assert len(prompts) == 1
@@ -78,7 +78,7 @@ def test_a_long_prompt_costs_few_entries() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_prompts_that_branch_off_each_other(order: int) -> None:
-    """Of a prompt with many branches only the beginning is compared, and all of it is forgotten."""
+    """Of a prompt with many branches only the first runs are compared; once dropped, none is kept."""
     length = 2 * MAX_RUNS
     prompts, prompt = SentPrompts(), chain([0] * length)
     kept = [prompts.add(0, chain([0] * depth + [1])) for depth in range(1, length)[::order]]

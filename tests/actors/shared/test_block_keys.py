@@ -134,7 +134,7 @@ def test_fields_are_delimited() -> None:
 
 @pytest.mark.parametrize("pack", [pack_tokens_in_python, pack_tokens])
 def test_packed_tokens(pack: Callable[[list[int], int, int], bytes]) -> None:
-    """A run of tokens is four bytes each, cut off where the list ends; what is no token id is an error."""
+    """Each token of a run is four bytes, and a run ends where the list ends; an invalid token id is an error."""
     tokens = [1, 256, 70_000, 2**32 - 1, 5]
     assert list(array("I", pack(tokens, 1, 4))) == tokens[1:4]
     assert list(array("I", pack(tokens, 3, 9))) == tokens[3:]
@@ -148,7 +148,7 @@ def test_packed_tokens(pack: Callable[[list[int], int, int], bytes]) -> None:
 
 @pytest.mark.parametrize("prefixes", [key_prefixes_in_python, key_prefixes])
 def test_key_prefixes(prefixes: Callable[[list[bytes]], bytes]) -> None:
-    """The first eight bytes of each key, one after the other."""
+    """The prefixes are the first eight bytes of each key, concatenated."""
     keys = [bytes([number]) * 8 + bytes(24) for number in range(3)]
     assert prefixes(keys) == b"".join(key[:8] for key in keys)
     assert prefixes([]) == b""

@@ -52,7 +52,7 @@ def test_yarn_extends_the_context(tmp_path: Path) -> None:
 
 
 def test_demo_info() -> None:
-    """Read the demo checkpoint."""
+    """The demo checkpoint can be read, and its info agrees with its files."""
     info = read_info(resolve("demo"), name="demo")
     config = json.loads((DEMO / "config.json").read_text())
     assert info.max_model_len == config["max_position_embeddings"] >= 8192

@@ -1,4 +1,4 @@
-"""Which tokens end a turn: whatever any of a checkpoint's files names as its end."""
+"""Which tokens end a turn: all that any of a checkpoint's files names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNIGRAM = {"added_tokens": [], "model": {"vocab": [["<pad>", 0.0], ["</s>", 0.0]
 
 
 def ends(folder: Path, tokenizer_config: Any, tokenizer: Any = BPE, **more: Any) -> tuple[int, ...]:
-    """Return the ends of a checkpoint whose other files name 1 and 3. `more` are other files, by name."""
+    """Return the end tokens of a checkpoint whose other files name 1 and 3; `more` are further files, by name."""
     config = {"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}
     files = {"config": config, "generation_config": {"eos_token_id": [1, 3]}, "tokenizer": tokenizer, **more}
     for name, content in {**files, "tokenizer_config": tokenizer_config}.items():
@@ -42,7 +42,7 @@ def ends(folder: Path, tokenizer_config: Any, tokenizer: Any = BPE, **more: Any)
     ],
 )
 def test_union_of_ends(named: Any, tokenizer: Any, found: tuple[int, ...], tmp_path: Path) -> None:
-    """The tokenizer's own end counts beside those of the configurations; a name that is no token does not."""
+    """The tokenizer's own end token counts beside those of the configurations; a name without a token does not."""
     assert ends(tmp_path, named, tokenizer) == found
 
 
@@ -63,7 +63,7 @@ def test_broken_tokenizer_config_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_special_tokens_map(tokenizer_config: Any, special: Any, found: tuple[int, ...], tmp_path: Path) -> None:
-    """The older file names an end as well."""
+    """An end token named in special_tokens_map.json counts, too."""
     assert ends(tmp_path, tokenizer_config, special_tokens_map=special) == found
 
 
@@ -74,7 +74,7 @@ def test_broken_special_tokens_map_is_named(tmp_path: Path) -> None:
 
 
 def test_nested_configuration(tmp_path: Path) -> None:
-    """The part of config.json that describes the language model names ends, too."""
+    """End tokens in the part of config.json that describes the language model count, too."""
     config: dict[str, Any] = {"vocab_size": 9, "max_position_embeddings": 64, "eos_token_id": 1}
     assert ends(tmp_path, {}, config={**config, "text_config": {"eos_token_id": [4, 5]}}) == (1, 4, 5, 3)
     assert ends(tmp_path, {}, config={**config, "text_config": 4}) == (1, 3)

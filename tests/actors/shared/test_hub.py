@@ -1,4 +1,4 @@
-"""The hub's checkpoints: which files are fetched of a repository, and which of them is served."""
+"""Checkpoints of the hub: which files of a repository are fetched, and which of them is served."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_one_type_is_fetched(asked: list[str], tmp_path: Path, kind: str, files:
 
 
 def test_types_that_do_not_name_one_model(asked: list[str], tmp_path: Path) -> None:
-    """A type that no file has, or several, is refused; an encoder of images that was downloaded before is no model."""
+    """A type that no file has, or several have, is refused; an image encoder downloaded earlier is not a model."""
     with pytest.raises(HubError, match=r"^no GGUF file is of type Q5_K_M$"):
         fetch("owner/small-GGUF:Q5_K_M")
     with pytest.raises(
@@ -98,7 +98,7 @@ def test_without_a_type(asked: list[str], tmp_path: Path) -> None:
     "model", ["demo", "owner/name/file", "owner/name:", "owner/name:a/b", "owner:Q4_0", "o/n:Q4\n"]
 )
 def test_other_names(model: str) -> None:
-    """What does not have the form of a hub id is not asked for."""
+    """A name that does not have the form of a hub id is refused."""
     assert not is_hub_id(model)
     with pytest.raises(HubError, match="must have the form owner/name"):
         fetch(model)

@@ -1,4 +1,4 @@
-"""The table of block keys: what it does, and that both implementations do the same."""
+"""The table of block keys: its operations, and that both implementations agree."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_random_calls() -> None:
 
 
 def test_references() -> None:
-    """A value is kept as long as a key has it, and not longer, also when the table goes."""
+    """A value is kept as long as a key has it, and no longer, also when the table is deleted."""
     table: KeyTable[object] = make_key_table()
     value = object()
     before = sys.getrefcount(value)
@@ -78,7 +78,7 @@ def test_references() -> None:
 
 @pytest.mark.parametrize("wrong", [[KEYS[0], b"short"], [KEYS[0], 5], 7])
 def test_wrong_keys_change_nothing(wrong: Any) -> None:
-    """Arguments are read before anything is changed."""
+    """A call with an invalid key changes nothing."""
     table: KeyTable[Any] = make_key_table()
     if isinstance(table, PythonKeyTable):
         pytest.skip("the table in Python takes anything")

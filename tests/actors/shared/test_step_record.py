@@ -13,7 +13,7 @@ from quipu.actors.shared.step_record import StepRecord
 
 @pytest.fixture
 def both() -> Iterator[tuple[StepRecord, StepRecord]]:
-    """The two ends of one record for four sequences."""
+    """Yield both ends of one record for four sequences."""
     fileno = StepRecord.open_memory(4)
     with closing(StepRecord(fileno)) as ours, closing(StepRecord(fileno)) as theirs:
         os.close(fileno)
@@ -32,7 +32,7 @@ def test_steps(both: tuple[StepRecord, StepRecord]) -> None:
 
 
 def test_half_written(both: tuple[StepRecord, StepRecord]) -> None:
-    """A step that could not be noted completely reads as none."""
+    """A step that could not be recorded completely reads as none."""
     ours, theirs = both
     ours.begin([1, 2])
     with pytest.raises(ValueError, match="different"):
@@ -41,12 +41,14 @@ def test_half_written(both: tuple[StepRecord, StepRecord]) -> None:
 
 
 def test_survives_its_writer() -> None:
-    """The host reads what a process wrote that is dead."""
+    """The record can be read after the process that wrote it has ended."""
     fileno = StepRecord.open_memory(4)
     pid = os.fork()
     if not pid:
-        StepRecord(fileno).begin([3, 4])
-        os._exit(0)
+        try:
+            StepRecord(fileno).begin([3, 4])
+        finally:
+            os._exit(0)  # or the tests would go on in the child
     os.waitpid(pid, 0)
     with closing(StepRecord(fileno)) as record:
         os.close(fileno)

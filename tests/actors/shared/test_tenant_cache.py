@@ -1,4 +1,4 @@
-"""A cache whose entries are their tenant's own."""
+"""A cache in which each tenant has its own entries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quipu.actors.shared.tenant_cache import TenantCache
 
 
 def test_entries_are_a_tenants_own() -> None:
-    """What another tenant has put there is not found; the same key may have another value."""
+    """A tenant does not find another's entries; the same key may have another value for each."""
     cache: TenantCache[str, int] = TenantCache(4)
     cache.put("a", "k", 1)
     assert cache.get("b", "k") is None
@@ -18,7 +18,7 @@ def test_entries_are_a_tenants_own() -> None:
 
 
 def test_who_has_most_loses_the_least_recently_used() -> None:
-    """However much one tenant puts there, another's entries stay."""
+    """When the cache is full, the tenant with the most entries loses its least recently used one; others lose none."""
     cache: TenantCache[int, int] = TenantCache(4)
     cache.put("few", 0, 0)
     for key in range(3):
@@ -29,7 +29,7 @@ def test_who_has_most_loses_the_least_recently_used() -> None:
 
 
 def test_size_is_counted() -> None:
-    """Whatever is done, there are as many entries as can be found, and never more than the limit."""
+    """The size is the number of entries that can be found, and never exceeds the limit."""
     cache, rng = TenantCache[int, int](7), random.Random(1)
     for _ in range(3000):
         tenant, key = rng.choice("abc"), rng.randrange(6)

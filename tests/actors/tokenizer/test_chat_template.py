@@ -128,7 +128,7 @@ def test_template_that_takes_one_call_at_a_time() -> None:
 
 
 def test_template_with_tools_of_the_system_message() -> None:
-    """A template that looks for tools in the system message, as Phi-4-mini's, gets them there, as a JSON text."""
+    """A template that looks for tools in the system message, like Phi-4-mini's, gets them there, as a JSON text."""
     shown = "[{{ m.role }}]{{ m.content }}{% if 'tools' in m %}|{{ m['tools'] }}{% endif %}"
     source = f"{{% for m in messages %}}{shown}{{% endfor %}}"
     tools = (tool("weather"), tool("time"))
@@ -153,7 +153,7 @@ def test_last_message_is_continued(source: str, begun: str) -> None:
 
 
 def test_documents() -> None:
-    """A template sees documents where there are any."""
+    """A template gets the documents of a chat that has some."""
     source = "{% for d in documents or [] %}{{ d.title }}={{ d.text }};{% endfor %}{{ messages[0].content }}"
     chat = ChatPrompt((message("user", "Why?"),), documents=({"title": "t", "text": "x"}, {"title": "u", "text": "y"}))
     assert render(source, chat) == "t=x;u=y;Why?"

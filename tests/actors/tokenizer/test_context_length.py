@@ -1,4 +1,4 @@
-"""Errors of requests that do not fit the context, in the words by which Claude Code knows what to do about them."""
+"""Errors of requests that do not fit the context, worded so that Claude Code recognizes them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from quipu.actors.tokenizer.context_length import output_budget, prompt_too_long
 
 REQUEST = Encode("r", (), 1, 20, SamplingParams(20), (), False, True, "", "messages", "max_tokens")
 ROOM = re.compile(r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)")
-"""Claude Code asks again for `context limit - input length` tokens, less some."""
+"""After this error, Claude Code asks again for a little less than `context limit - input length` tokens."""
 TOO_LONG = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)
-"""Claude Code compacts the conversation."""
+"""After this error, Claude Code compacts the conversation."""
 
 
 def test_output_that_does_not_fit() -> None:
-    """The error has the numbers from which a client can tell how many tokens it may ask for; then it is served."""
+    """The error has the numbers from which a client can tell how many tokens it may ask for; that many are accepted."""
     error = output_budget(REQUEST, 90, 100)
     assert isinstance(error, RequestError) and (error.param, error.code) == ("max_tokens", "context_length_exceeded")
     found = ROOM.search(error.message)
@@ -32,7 +32,7 @@ def test_output_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_prompt_that_does_not_fit(is_exact: bool) -> None:
-    """The error has the prompt's tokens and the most that would leave room for an output: one more is refused."""
+    """The error has the prompt's number of tokens, and the largest number that leaves room for an output."""
     error = prompt_too_long("messages", 100, 100, is_exact=is_exact)
     assert (error.param, error.code) == ("messages", "context_length_exceeded")
     found = TOO_LONG.search(error.message)

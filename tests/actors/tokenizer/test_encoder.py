@@ -49,7 +49,7 @@ def test_empty_text() -> None:
 
 
 def test_special_tokens_in_a_prompt_of_ids() -> None:
-    """They are hidden or shown as requested; in a text prompt they are always shown."""
+    """Special tokens in a prompt of ids are hidden or shown as requested; in a text prompt they are always shown."""
     text = "<|im_start|>a"
     token_ids = VOCABULARY.encode(text)
     assert len(token_ids) == 2

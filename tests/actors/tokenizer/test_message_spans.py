@@ -39,7 +39,7 @@ def pieces(source: str, chat: ChatPrompt) -> list[tuple[Any, ...]]:
 
 
 def test_each_part_ends_where_its_text_does() -> None:
-    """Two parts of one content are told apart, and a call from the text before it."""
+    """Two parts of one content have separate spans, and so do a call and the text before it."""
     assert pieces(QWEN_LIKE, CHAT) == [
         (None, None, "system", "[system]Be brief."),
         (0, 0, "user", "[end][user]Weat"),
@@ -53,6 +53,7 @@ def test_each_part_ends_where_its_text_does() -> None:
 
 
 def test_tools_are_a_span_of_their_own() -> None:
+    """The definitions of tools have their own span, before the first message."""
     chat = ChatPrompt(
         (message("user", "Hello"),), tools=(tool("add"),), parts=(ChatPart(0, None, "user", 0, 5),), locates_parts=True
     )
@@ -62,7 +63,7 @@ def test_tools_are_a_span_of_their_own() -> None:
 
 
 def test_what_a_template_trims_or_leaves_out_moves_no_other_part() -> None:
-    """Whitespace around a text, a blank text, and a message that is not shown."""
+    """Trimmed whitespace, a blank text and a message that is not shown do not move other parts."""
     messages = (message("user", "  padded \n"), message("assistant", " "), message("user", "last"))
     parts = tuple(ChatPart(i, None, m["role"], i, len(m["content"])) for i, m in enumerate(messages))
     chat = ChatPrompt(messages, parts=parts, locates_parts=True)
@@ -76,7 +77,7 @@ def test_what_a_template_trims_or_leaves_out_moves_no_other_part() -> None:
 
 
 def test_a_template_that_looks_at_endings_is_searched() -> None:
-    """Its text changes with a marker, so that the parts are searched for in their order."""
+    """If markers would change what a template prints, its parts are searched for in their order."""
     source = "{% for m in messages %}<{{ 'ok' if m.content.endswith('a') else m.content }}{{ m.content }}>{% endfor %}"
     messages = (message("user", "lima"), message("assistant", "puno"), message("user", "lima"))
     parts = tuple(ChatPart(i, None, m["role"], i, 4) for i, m in enumerate(messages))
@@ -105,6 +106,7 @@ def test_tokens_are_those_of_the_prompt(num_messages: int) -> None:
 
 
 def test_a_position_is_found() -> None:
+    """A token belongs to the span that contains its position, or to none."""
     spans = (PartSpan(None, None, "tools", 0, 4), PartSpan(0, None, "user", 4, 9))
     assert [span_at(spans, token) for token in (0, 3, 4, 8, 9)] == [spans[0], spans[0], spans[1], spans[1], None]
     assert span_at((), 0) is None

@@ -1,4 +1,4 @@
-"""Outlines of chats: each message has the tokens that the template made of it, found without rendering it again."""
+"""Outlines of chats: which tokens the template made of each message, found without rendering the chat again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pieces(text: str, ends: tuple[int, ...]) -> list[str]:
 
 
 def test_messages_begin_with_the_templates_token() -> None:
-    """Where a token begins every message, a message has what is written before and after its text."""
+    """If a token begins every message, a message includes what the template writes before and after its text."""
     messages = (("system", "Be brief."), ("user", "user"), ("assistant", "Hi."), ("user", "Hi."))
     text = rendered(*messages)
     ends = part_ends(chat_of(*messages), text, find_tokens)
@@ -54,7 +54,7 @@ def test_messages_begin_with_the_templates_token() -> None:
 
 
 def test_templates_without_such_a_token() -> None:
-    """Elsewhere a message ends where its text ends; one that the template trims is found too."""
+    """Without such a token, a message ends where its text ends, even if the template trims it."""
     messages = (("user", "Hello.\n\n"), ("assistant", " Hi."))
     text = rendered(("user", "Hello."), ("assistant", "Hi."), header="### ", end="\n")
     ends = part_ends(chat_of(*messages), text, find_tokens)
@@ -62,7 +62,7 @@ def test_templates_without_such_a_token() -> None:
 
 
 def test_parts_that_are_not_shown() -> None:
-    """A part that the template leaves out is empty, and the others are where they are."""
+    """A part that the template leaves out is empty, and does not move the others."""
     chat = chat_of(("system", "Left out."), ("user", "Hello."), ("assistant", "Hi."))
     text = rendered(("user", "Hello."), ("assistant", "Hi."))
     ends = part_ends(chat, text, find_tokens)
@@ -92,14 +92,14 @@ def test_parts_of_one_message_and_calls() -> None:
 
 
 def test_chats_without_known_parts() -> None:
-    """A chat of which no part is known, or none is shown, has no outline."""
+    """A chat none of whose parts is known or shown has no outline."""
     text = rendered(("user", "Hello."))
     assert part_ends(ChatPrompt(({"role": "user", "content": "Hello."},)), text, find_tokens) == ()
     assert part_ends(chat_of(("user", "Left out.")), text, find_tokens) == ()
 
 
 def test_number_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat of very many parts has no outline."""
+    """A chat with too many parts has no outline."""
     monkeypatch.setattr(outlines, "MAX_PARTS", 2)
     messages = (("user", "a"), ("assistant", "b"), ("user", "c"))
     assert part_ends(chat_of(*messages), rendered(*messages), find_tokens) == ()
@@ -108,7 +108,7 @@ def test_number_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("texts", [("Hi.", "Hello.", "And?"), (LONG, "Hi.", LONG + "b"), (LONG, LONG, "Hi.")])
 async def test_outline_of_served_chats(autojump_clock: trio.abc.Clock, texts: tuple[str, ...]) -> None:
-    """The tokens of each message, decoded, contain its text and no other message's, whatever is cached of the chat."""
+    """Each message has the tokens of its text and a few more, in order, whether the chat is cached or not."""
     messages = tuple((("system", "user", "assistant")[index], text) for index, text in enumerate(texts))
     chat = chat_of(*messages)
     seen: list[PromptOutline] = []
@@ -126,6 +126,6 @@ async def test_outline_of_served_chats(autojump_clock: trio.abc.Clock, texts: tu
     for index, text in enumerate(texts):
         part = outline[index]
         num_tokens = len(encoder.encode_within_text(text))
-        assert num_tokens <= part.end - part.start <= num_tokens + 20, "a message's tokens are its text's and a few"
+        assert num_tokens <= part.end - part.start <= num_tokens + 20
     assert outline.part_at(outline[1].start - 1) == outline[0] and outline.part_at(outline[1].start) == outline[1]
     assert outline.start_of(1) == outline[1].start and outline.start_of(None) == 0

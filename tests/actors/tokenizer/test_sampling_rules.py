@@ -30,7 +30,7 @@ def test_params_without_rules_are_unchanged() -> None:
     ],
 )
 def test_min_tokens_suppresses_end_tokens(fields: dict[str, Any], suppressed: tuple[int, ...]) -> None:
-    """The model's EOS tokens unless ignored, and the request's stop tokens; ids beyond the model's are dropped."""
+    """`min_tokens` suppresses the model's EOS tokens, unless ignored, and stop tokens that the model has."""
     completed = complete_rules(sampling(rules=LogitRules(min_tokens=3), **fields), [], (2, 9), 100)
     assert completed.rules == LogitRules(min_tokens=3, held_back_token_ids=suppressed)
 

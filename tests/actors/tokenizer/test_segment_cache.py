@@ -105,7 +105,7 @@ class CountingTokenizer:
 
 
 def test_cache_is_bounded_in_bytes() -> None:
-    """The cache evicts the least recently used entries, and reports about the memory it really uses."""
+    """The cache evicts the least recently used entries, and reports approximately the memory that it uses."""
     segments, drawn = SegmentCache(100_000), random.Random(3)
     texts = [str(i) + "x" * drawn.randrange(3000) for i in range(300)]
     for text in texts:
@@ -123,7 +123,7 @@ def test_cache_is_bounded_in_bytes() -> None:
 
 
 async def test_tenants_and_salts_share_no_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of one domain or salt are not served faster for what another has sent."""
+    """A request finds no segments of another domain or salt."""
     found: list[bool] = []
 
     class Watched(SegmentCache):

@@ -34,14 +34,14 @@ def render(source: str, chat: ChatPrompt) -> str:
 
 
 def test_developer_where_it_is_unknown() -> None:
-    """It is a system message, except for templates that know it."""
+    """A developer message is rendered as a system message, except by templates that know the role."""
     chat = said("developer:d", "user:u")
     assert render(CHATML, chat) == "[system]d[user]u"
     assert render(CHATML + "{# #}{% if 'developer' == 1 %}{% endif %}", chat) == "[developer]d[user]u"
 
 
 def test_templates_that_accept_late_system_messages_get_them() -> None:
-    """Nothing is moved unless the template refuses."""
+    """A system message is moved only if the template refuses it where it is."""
     assert render(CHATML, said("user:u", "system:s", "user:v")) == "[user]u[system]s[user]v"
 
 
@@ -54,7 +54,7 @@ def test_templates_that_accept_late_system_messages_get_them() -> None:
     ],
 )
 def test_late_system_messages_are_merged(chat: ChatPrompt, text: str) -> None:
-    """They become part of the first message; users' turns that then follow each other become one."""
+    """Late system messages become part of the first message; user messages that then follow each other become one."""
     assert render(STRICT, chat) == text
 
 
@@ -110,6 +110,6 @@ def test_marks_stay_with_their_text() -> None:
 
 
 def test_nothing_to_merge() -> None:
-    """A chat without late system messages is left alone."""
+    """A chat without late system messages is not changed."""
     assert merge_upward(said("system:s", "user:u")) is None
     assert merge_upward(said("user:u")) is None

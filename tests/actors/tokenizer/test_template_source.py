@@ -91,7 +91,7 @@ def test_chosen_as_in_transformers(tmp_path: Path, files: dict[str, str], entry:
 
 
 def test_file_of_processors(tmp_path: Path) -> None:
-    """chat_template.json is read where there is nothing else, as transformers' processors do."""
+    """chat_template.json is read if there is no other template, as by transformers' processors."""
     old = {"chat_template.json": json.dumps({"chat_template": template("old")})}
     source = read_template(make_folder(tmp_path, old))
     assert source is not None and source.source == template("old")
@@ -111,7 +111,7 @@ def test_file_of_processors(tmp_path: Path) -> None:
     ],
 )
 def test_refused_entries(tmp_path: Path, entry: Any, reason: str) -> None:
-    """What is no template is refused by the file's name."""
+    """An invalid template is an error that names its file."""
     with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json: .*{reason}"):
         read_template(make_folder(tmp_path, chat_template=entry))
 
@@ -153,7 +153,7 @@ PIECES = {
 
 @pytest.mark.parametrize("name", PIECES)
 def test_pieces_rendered_as_by_transformers(tmp_path: Path, name: str) -> None:
-    """Whatever transformers gives to templates has the same meaning here."""
+    """Everything that transformers offers to templates works the same here."""
     folder = make_folder(tmp_path, {"chat_template.jinja": PIECES[name]})
     source = read_template(folder)
     assert source is not None

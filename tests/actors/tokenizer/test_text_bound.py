@@ -38,7 +38,7 @@ def dropping(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Callable[[], Tokeniz
 
 
 def byte_fallback(fuse: bool, complete: bool = True) -> Tokenizer:
-    """Return BPE with one token per byte, or with none for the space."""
+    """Return BPE with one token per byte; with none for the first byte of emojis if it is not `complete`."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256) if complete or byte != 0xF0), "ab", "a", "b"]
     model = models.BPE(
         {piece: i for i, piece in enumerate(pieces)}, [("a", "b")], unk_token="<unk>", byte_fallback=True, fuse_unk=fuse
@@ -171,7 +171,7 @@ def texts(draw: st.DrawFn) -> str:
 @example("some bytes, fused", "🦙" * 100, 1)
 @example("replaces much", "a" * 400, 2)
 def test_bound_is_at_most_the_count(kind: str, text: str, threshold: int) -> None:
-    """For every kind of tokenizer, by length and by bytes, as one text and in slices."""
+    """For every kind of tokenizer, neither the bound by length nor the one by bytes exceeds the count."""
     bound, counted = bound_of(kind), len(library_of(kind).list_ids(text))
     for found in (bound.num_tokens_by_length(text, threshold), bound.num_tokens(text, threshold)):
         assert found == 0 or threshold <= found <= counted

@@ -62,8 +62,8 @@ def test_budget_becomes_a_rule() -> None:
     assert limit_reasoning(PLAIN, 3, DELIMITERS, 100).rules == RULES
     others = attrs.evolve(PLAIN, rules=LogitRules(min_tokens=4))
     assert limit_reasoning(others, 3, DELIMITERS, 100).rules == attrs.evolve(RULES, min_tokens=4)
-    assert limit_reasoning(PLAIN, 3, None, 100) is PLAIN, "no delimiters"
-    assert limit_reasoning(PLAIN, 1 << 70, DELIMITERS, 100) is PLAIN, "no output is so long"
+    assert limit_reasoning(PLAIN, 3, None, 100) is PLAIN, "there are no delimiters"
+    assert limit_reasoning(PLAIN, 1 << 70, DELIMITERS, 100) is PLAIN, "no output can be that long"
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_budget_becomes_a_rule() -> None:
     ],
 )
 def test_reasoning_that_a_prompt_leaves_open(prompt: list[int], *, is_open: bool | None) -> None:
-    """It is open after the last opening delimiter, unless it was closed or another message has begun.
+    """Reasoning is open after the last opening delimiter, unless it was closed or another message has begun.
 
-    A prompt that closes it leaves none for the model to open before an answer that has a grammar.
+    After a prompt that closes it, the grammar of the answer applies at once.
     """
     grammar = OutputGrammar("start: /a/", RULES.reasoning_opening_ids, RULES.reasoning_closing_ids)
     sampling = sampling_after(prompt, SamplingParams(max_tokens=9, rules=RULES, grammar=grammar), {SPECIAL})
