@@ -27,9 +27,11 @@ from quipu.web.http import connection
 from quipu.web.http.direct_write import DirectWriter, ProtocolState, Transport
 from quipu.web.http.server import serve
 from quipu.web.options import AppOptions
+from tests.runtimes import eventually
 from tests.web.fakes import FakeDesk
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
+"""How long a test waits for something that must happen; only a failing test waits this long."""
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8}
 SURFACES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x"},
@@ -155,7 +157,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(desk: Any, options: AppOptions) -> AsyncIterator[Served]:
-    with trio.fail_after(6 * PATIENCE_S):
+    with trio.fail_after(5 * PATIENCE_S):
         async with trio.open_nursery() as nursery:
             start = partial(serve, make_app(desk, options), host="127.0.0.1", port=0)
             (address,) = await nursery.start(start)
@@ -163,8 +165,21 @@ async def serving(desk: Any, options: AppOptions) -> AsyncIterator[Served]:
             nursery.cancel_scope.cancel()
 
 
+async def wait_opened(desk: FakeDesk, num: int = 1) -> None:
+    """Wait until `num` requests have been opened, and the server waits for their events."""
+    await eventually(lambda: len(desk.tickets) >= num, f"{num} requests are open")
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def wait_left(desk: FakeDesk) -> None:
+    """Wait until the client's disconnection has reached the only request."""
+    await eventually(lambda: desk.ticket.num_leaves > 0, "the ticket is left")
+    await trio.testing.wait_all_tasks_blocked()
+
+
 async def put_one_by_one(desk: FakeDesk, events: Iterable[OutletEvent]) -> None:
     """Put each event once the server has finished handling those before."""
+    await wait_opened(desk)
     for event in events:
         await trio.testing.wait_all_tasks_blocked()
         desk.ticket.mailbox.put(event)

@@ -23,8 +23,8 @@ from quipu.web.http.server import serve
 from tests.openai_httpx import httpx
 from tests.runtimes import BLOCK, small_runtime
 from tests.web.fakes import Client, FakeDesk
+from tests.web.http.live import PATIENCE_S, UNHURRIED
 
-PATIENCE_S = 5.0
 PATH = "/v1/completions"
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "x"}
 A, B, ADMIN = "sk-of-a", "sk-of-b", "sk-of-admin"
@@ -281,7 +281,7 @@ async def connection(app: QuipuApp) -> AsyncIterator[trio.SocketStream]:
     """Open a connection to the app on its real server."""
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            (address,) = await nursery.start(partial(serve, app, host="127.0.0.1", port=0))
+            (address,) = await nursery.start(partial(serve, app, host="127.0.0.1", port=0, config=UNHURRIED))
             async with await trio.open_tcp_stream(address.host, address.port) as stream:
                 yield stream
             nursery.cancel_scope.cancel()

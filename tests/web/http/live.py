@@ -24,10 +24,12 @@ from quart_trio import QuartTrio
 from quipu.web.http.scope import ScopedHTTP, request_scope
 from quipu.web.http.server import Address, ServerConfig, serve
 
-PATIENCE_S = 5.0
-"""How long a test waits for something that must happen."""
+PATIENCE_S = 20.0
+"""How long a test waits for something that must happen; only a failing test waits this long."""
 GLANCE_S = 0.25
 """How long a test waits before it concludes that something does not happen."""
+UNHURRIED = ServerConfig(graceful_timeout_s=0.3, keep_alive_timeout_s=600, headers_timeout_s=600, write_timeout_s=600)
+"""No deadline of a connection passes within PATIENCE_S, so what a test waits for must happen for another reason."""
 
 
 class Kind(Enum):
@@ -48,6 +50,7 @@ class Probe:
 
     entered: trio.Event = attrs.field(factory=trio.Event)
     """A handler or generator has begun to wait."""
+    num_entered: int = 0
     cancelled: trio.Event = attrs.field(factory=trio.Event)
     """It was cancelled there."""
     released: trio.Event = attrs.field(factory=trio.Event)
@@ -62,19 +65,23 @@ class Probe:
         self.num_released += 1
         self.released.set()
 
-    async def wait_forever(self) -> None:
+    def enter(self) -> None:
+        self.num_entered += 1
         self.entered.set()
+
+    async def wait_forever(self) -> None:
+        self.enter()
         try:
             await trio.sleep_forever()
         finally:
             self.cancelled.set()
 
 
-def probe_app(probe: Probe) -> QuartTrio:
+def probe_app(probe: Probe, *, body_timeout_s: float = 600) -> QuartTrio:
     """Return a Quart application in whose handlers a client can disconnect at any point."""
     app = QuartTrio("probe")
     app.asgi_http_class = ScopedHTTP
-    app.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=0.3, MAX_CONTENT_LENGTH=4 << 20)
+    app.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=body_timeout_s, MAX_CONTENT_LENGTH=4 << 20)
     app.logger.disabled = True
 
     def stream(body: AsyncIterator[bytes]) -> Response:
@@ -100,7 +107,7 @@ def probe_app(probe: Probe) -> QuartTrio:
 
     @app.route("/gate", methods=["GET", "POST"])
     async def gate() -> str:
-        probe.entered.set()
+        probe.enter()
         await probe.gate.wait()
         return "done"
 
@@ -278,9 +285,8 @@ class Running:
 
 
 @asynccontextmanager
-async def running(kind: Kind, app: ASGIFramework, config: ServerConfig | None = None) -> AsyncGenerator[Running, None]:
+async def running(kind: Kind, app: ASGIFramework, config: ServerConfig = UNHURRIED) -> AsyncGenerator[Running, None]:
     """Run `app` until the block ends. An exception that ends the server is added to `failures`."""
-    config = config or ServerConfig(graceful_timeout_s=0.3)
     stop, ended = trio.Event(), trio.Event()
     failures: list[BaseException] = []
 

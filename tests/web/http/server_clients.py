@@ -42,6 +42,7 @@ async def wait(event: trio.Event) -> None:
 
 
 async def wait_either(*events: trio.Event) -> None:
+    """Wait until one of the events has happened, or for a moment."""
     async with trio.open_nursery() as nursery:
 
         async def one(event: trio.Event) -> None:

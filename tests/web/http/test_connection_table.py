@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import attrs
 import pytest
 import trio
 from structlog.testing import capture_logs
 
 from quipu.web.app import make_app
 from quipu.web.http import connection_table
-from quipu.web.http.server import ServerConfig
+from tests.runtimes import eventually
 from tests.web.fakes import FakeDesk, scripted
-from tests.web.http.live import PATIENCE_S, Client, Probe, Running, get, post, probe_app, running_ours
+from tests.web.http.live import PATIENCE_S, UNHURRIED, Client, Probe, Running, get, post, probe_app, running_ours
 
-FULL = ServerConfig(max_connections=3, reserved_timeout_s=PATIENCE_S, graceful_timeout_s=0.3)
+FULL = attrs.evolve(UNHURRIED, max_connections=3, reserved_timeout_s=600)
 SLOW_POST = post("/v1/completions", b'{"model": "demo"}')[:-3]
 
 
@@ -93,6 +94,7 @@ async def test_request_in_progress_is_never_evicted(monkeypatch: pytest.MonkeyPa
     probe = Probe()
     async with running_ours(probe_app(probe), FULL) as server:
         served = await fill(server, post("/gate", b"a body"))
+        await eventually(lambda: probe.num_entered == len(served), "all three requests have arrived")
         await fill(server, get("/hello"), 5)
         probe.gate.set()
         for client in served:

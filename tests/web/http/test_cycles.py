@@ -15,9 +15,16 @@ from typing import Any
 import pytest
 import trio
 
+from quipu.actors.request_desk.mailbox import Mailbox
+from quipu.web.http.connection import Connection
+from quipu.web.http.http11 import AppTasks, Protocol
+from quipu.web.http.scope import Releases, RequestScope
+from quipu.web.http.sse import Sink
 from quipu.web.options import AppOptions
-from tests.runtimes import small_runtime
-from tests.web.wires import serving
+from quipu.web.request.request_context import RequestContext
+from quipu.web.request.tally import Tally
+from tests.runtimes import eventually, small_runtime
+from tests.web.wires import PATIENCE_S, serving
 
 CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,7 +39,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "too long": ("/v1/completions", {"prompt": "Hi. " * 9000}),
 }
 NUM_REQUESTS = 5
-OURS = ("Connection", "Protocol", "AppTasks", "RequestScope", "Releases", "RequestContext", "Tally", "Sink", "Mailbox")
+OURS = (Connection, Protocol, AppTasks, RequestScope, Releases, RequestContext, Tally, Sink, Mailbox)
 """Types whose objects refer to a request."""
 
 
@@ -58,6 +65,7 @@ async def test_finished_requests_leave_no_cycles(garbage: list[Any], name: str, 
     """A finished request leaves none of our objects in reference cycles."""
     path, fields = ASKED[name]
     async with small_runtime() as client, serving(client.runtime.desk, AppOptions()) as served:
+        desk, num_tasks = client.runtime.desk, trio.lowlevel.current_statistics().tasks_living
         for _ in range(NUM_REQUESTS):
             peer = await served.connect()
             body = json.dumps({"model": "demo", **fields}).encode()
@@ -65,12 +73,13 @@ async def test_finished_requests_leave_no_cycles(garbage: list[Any], name: str, 
             await peer.stream.send_all(head.encode() + body)
             if not leaves:
                 assert await peer.read_until(b"HTTP/1.1 ")
-                await trio.sleep(0.05)
+                await eventually(lambda: not desk.num_open_requests, "the request has ended")
             await peer.stream.aclose()
-        with trio.fail_after(10):
-            while client.runtime.desk.num_open_requests:
-                await trio.sleep(0.01)
-        await trio.sleep(0.1)
+        await eventually(
+            lambda: not desk.num_open_requests and trio.lowlevel.current_statistics().tasks_living <= num_tasks,
+            "nothing of a request is left",
+            PATIENCE_S,
+        )
         gc.collect()
-        left = Counter(type(each).__name__ for each in garbage)
-    assert {name: left[name] for name in OURS if left[name]} == {}
+        left = Counter(type(each) for each in garbage)
+    assert {ours.__name__: left[ours] for ours in OURS if left[ours]} == {}

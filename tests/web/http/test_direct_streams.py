@@ -15,6 +15,7 @@ from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, Req
 from quipu.web.http.server import ServerConfig
 from tests.web.fakes import STARTED, FakeDesk, hello, record, scripted
 from tests.web.wires import (
+    PATIENCE_S,
     SURFACES,
     DirectWriters,
     WritePath,
@@ -23,6 +24,8 @@ from tests.web.wires import (
     fails,
     put_one_by_one,
     serving,
+    wait_left,
+    wait_opened,
     writers,
 )
 
@@ -76,9 +79,7 @@ async def test_two_choices_with_logprobs(writers: DirectWriters, write_path: Wri
     async with serving(desk, write_path.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions", n=2, logprobs=1)
-        for event in hello(2)[1:]:
-            await trio.testing.wait_all_tasks_blocked()
-            desk.ticket.mailbox.put(event)
+        await put_one_by_one(desk, hello(2)[1:])
         data = await peer.read_stream()
         await peer.stream.aclose()
     for index in (0, 1):
@@ -110,7 +111,7 @@ async def test_partial_writes(writers: DirectWriters, seed: int) -> None:
     async with serving(desk, WritePath.DIRECT.options()) as served:
         peer = await served.connect()
         await peer.ask("/v1/completions")
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_opened(desk)
         for number in range(100):
             desk.ticket.mailbox.put(Delta(0, f"<{number}>", 1, None))
             if rng.random() < 0.7:
@@ -134,14 +135,14 @@ async def test_failing_send(writers: DirectWriters, when: str) -> None:
         writers.kernel = fails
         for _ in range(3):
             desk.ticket.mailbox.put(Delta(0, "x", 1, None))
-        await trio.testing.wait_all_tasks_blocked()
-        assert desk.ticket.num_leaves == 1
+        await wait_left(desk)
         desk.ticket.mailbox.put(Delta(0, "y", 1, None))
         assert not (await peer.read_until(b"never")).endswith(b"0\r\n\r\n")
+        assert desk.ticket.num_leaves == 1
         other = await served.connect()  # the other streams are complete
         writers.kernel = accepts(None)
         await other.ask("/v1/completions")
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_opened(desk, 2)
         desk.tickets[1].mailbox.put(Closed(record(), None))
         assert (await other.read_stream()).endswith(b"[DONE]\n\n")
         for each in (peer, other):
@@ -167,7 +168,7 @@ async def test_client_disconnects(writers: DirectWriters, write_path: WritePath,
             peer.stream.socket.close()
         else:
             await peer.stream.aclose()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             while desk.ticket.num_leaves == 0 or trio.lowlevel.current_statistics().tasks_living > num_tasks:
                 await trio.sleep(0.001)
         for _ in range(3):
@@ -185,7 +186,7 @@ async def test_slow_reader_gets_everything(writers: DirectWriters, write_path: W
     async with serving(desk, write_path.options()) as served:
         peer = await served.connect(receive_bytes=4096)
         await peer.ask("/v1/completions")
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_opened(desk)
         for number in range(150):
             desk.ticket.mailbox.put(Delta(0, f"<{number}>{text}", 1, None))
             await trio.lowlevel.checkpoint()
@@ -205,9 +206,9 @@ async def test_slow_reader_does_not_delay_others(writers: DirectWriters, write_p
     async with serving(desk, write_path.options(sink_limit_bytes=2_000_000)) as served:
         slow = await served.connect(receive_bytes=4096)
         peers = [slow, *[await served.connect() for _ in range(7)]]
-        for peer in peers:
+        for num_before, peer in enumerate(peers):
             await peer.ask("/v1/completions")
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_opened(desk, num_before + 1)
         num_steps = 0
         while desk.tickets[0].num_leaves == 0:
             num_steps += 1
@@ -256,7 +257,7 @@ async def test_garbage_while_a_stream_runs(writers: DirectWriters) -> None:
         await put_one_by_one(desk, WORDS)
         await peer.read_until(b" c")
         await peer.stream.send_all(b"x" * (ServerConfig().max_pipelined_bytes + 1))
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_left(desk)
         num_sends = writers.num_sends
         desk.ticket.mailbox.put(Delta(0, "z", 1, None))
         rest = await peer.read_until(b"never")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import socket
+from typing import Any
 
 import pytest
 import trio
@@ -61,22 +62,26 @@ async def test_shutdown_cancels_handlers_at_timeout(path: str) -> None:
     assert not server.failures
 
 
-async def test_failed_startup_releases_the_port() -> None:
-    """A failing startup is raised and leaves the port free."""
+async def test_failed_startup_releases_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing startup is raised and closes the listening sockets."""
     app = probe_app(Probe())
 
     @app.before_serving
     async def fail() -> None:
         raise RuntimeError("no weights")
 
-    [free] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = free.socket.getsockname()[1]
-    await free.aclose()
+    opened: list[trio.SocketListener] = []
+    open_listeners = trio.open_tcp_listeners
+
+    async def open_and_note(*arguments: Any, **options: Any) -> list[trio.SocketListener]:
+        opened.extend(await open_listeners(*arguments, **options))
+        return opened
+
+    monkeypatch.setattr(trio, "open_tcp_listeners", open_and_note)
     with pytest.RaisesGroup(LifespanFailureError, flatten_subgroups=True) as failure:
-        await serve(app, host="127.0.0.1", port=port)
+        await serve(app, host="127.0.0.1", port=0)
     assert "no weights" in str(failure.value.exceptions)
-    [again] = await trio.open_tcp_listeners(port, host="127.0.0.1")
-    await again.aclose()
+    assert [listener.socket.fileno() for listener in opened] == [-1]
 
 
 async def test_accepted_sockets_inherit_options() -> None:

@@ -6,6 +6,7 @@ reports that the stock server passes, the repair in `web/http/http11.py` or `web
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -13,7 +14,19 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 
 from quipu.web.http import server as server_module
 from quipu.web.http.server import ServerConfig
-from tests.web.http.live import PATIENCE_S, Kind, Probe, asgi, get, post, probe_app, running, running_ours
+from tests.web.http.live import (
+    GLANCE_S,
+    PATIENCE_S,
+    UNHURRIED,
+    Kind,
+    Probe,
+    asgi,
+    get,
+    post,
+    probe_app,
+    running,
+    running_ours,
+)
 from tests.web.http.server_clients import (
     assert_killed,
     h2_client,
@@ -192,7 +205,7 @@ async def test_client_that_stops_reading(kind: Kind, monkeypatch: pytest.MonkeyP
                 await client.read_all()
 
 
-async def test_slow_reader_is_not_cut_off() -> None:
+async def test_slow_reader_is_not_cut_off(mock_clock: trio.testing.MockClock) -> None:
     """The deadline of a write is for any progress, not for the complete write."""
     size = 4 << 20
 
@@ -207,7 +220,8 @@ async def test_slow_reader_is_not_cut_off() -> None:
         num_received, began = 0, trio.current_time()
         while num_received < size and (data := await client.stream.receive_some(64 * 1024)):
             num_received += len(data)
-            await trio.sleep(0.01)  # this client's pace is what the test is about
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(0.01)  # this client's pace is what the test is about
         assert num_received > size
         assert trio.current_time() - began > 0.3
 
@@ -216,7 +230,7 @@ async def test_slow_reader_is_not_cut_off() -> None:
 async def test_shutdown_with_a_client_that_has_stopped_reading(kind: Kind) -> None:
     """`serve` ends at its graceful timeout. Stock waits for the client."""
     probe = Probe()
-    config = ServerConfig(write_timeout_s=30, graceful_timeout_s=0.1)
+    config = attrs.evolve(UNHURRIED, graceful_timeout_s=0.1)
     async with running(kind, probe_app(probe), config) as server:
         client = await server.connect()
         await client.get("/flood")
@@ -227,7 +241,7 @@ async def test_shutdown_with_a_client_that_has_stopped_reading(kind: Kind) -> No
 
 
 @both
-async def test_keep_alive_ends_after_a_request(kind: Kind) -> None:
+async def test_keep_alive_ends_after_a_request(kind: Kind, mock_clock: trio.testing.MockClock) -> None:
     """An idle keep-alive connection is closed. Stock starts its timer in the task that quart-trio is just cancelling,
     so there is no timer from then on."""
     async with running(kind, probe_app(Probe()), ServerConfig(keep_alive_timeout_s=0.05)) as server:
@@ -236,7 +250,14 @@ async def test_keep_alive_ends_after_a_request(kind: Kind) -> None:
         assert (await client.answer()).status == 200
         ended = trio.Event()
         server.nursery.start_soon(set_at_end, client, ended)
-        assert await kind.detects(ended) is (kind is Kind.OURS)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert not ended.is_set()
+        mock_clock.jump(1)
+        if kind is Kind.OURS:
+            await ended.wait()
+        else:
+            await trio.testing.wait_all_tasks_blocked(GLANCE_S)
+            assert not ended.is_set()
 
 
 @both
@@ -299,7 +320,10 @@ async def test_h2_is_not_supported(kind: Kind) -> None:
 @both
 @pytest.mark.parametrize("when", ["with", "after"])
 async def test_bytes_after_the_last_request(kind: Kind, when: str) -> None:
-    """They are ignored. Stock: "Got data when expected EOF", and the running request is answered with a 400."""
+    """Bytes after the last request are ignored.
+
+    Stock: "Got data when expected EOF", and the running request is answered with a 400.
+    """
     probe = Probe()
     async with running(kind, probe_app(probe)) as server:
         client = await server.connect()
@@ -319,7 +343,7 @@ async def test_bytes_after_the_last_request(kind: Kind, when: str) -> None:
 @both
 @pytest.mark.parametrize("when", ["with", "after"])
 async def test_empty_lines_between_requests(kind: Kind, when: str) -> None:
-    """They are ignored (RFC 9112, 2.2). Stock answers the next request with a 400."""
+    """Empty lines are ignored (RFC 9112, 2.2). Stock answers the next request with a 400."""
     async with running(kind, probe_app(Probe())) as server:
         client = await server.connect()
         await client.send(post("/hello", b"{}") + (b"\r\n" if when == "with" else b""))

@@ -21,9 +21,7 @@ from quipu.web.http.connection import Connection
 from quipu.web.http.server import serve
 from quipu.web.options import AppOptions
 from tests.web.fakes import STARTED, FakeDesk, hello, scripted
-from tests.web.wires import WritePath, both_write_paths
-
-PATIENCE_S = 5.0
+from tests.web.wires import PATIENCE_S, WritePath, both_write_paths, wait_left, wait_opened
 
 
 @asynccontextmanager
@@ -88,14 +86,14 @@ async def test_half_close_is_a_disconnect(write_path: WritePath) -> None:
     for events in ((), (STARTED, Delta(0, "a", 1, None))):
         desk = FakeDesk(scripted(*events))
         async with stream_of(desk, write_path.options()) as stream:
-            await trio.testing.wait_all_tasks_blocked(0.01)
+            await wait_opened(desk)
+            received = await stream.receive_some() if events else b""
             await stream.send_eof()
-            received = b""
             while data := await stream.receive_some():
                 received += data
             assert received.startswith(b"HTTP/1.1 200") == bool(events)
             assert not received.endswith(b"0\r\n\r\n")
-            await trio.testing.wait_all_tasks_blocked(0.01)
+            await wait_left(desk)
             assert desk.ticket.num_leaves == 1
 
 

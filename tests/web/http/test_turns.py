@@ -1,4 +1,4 @@
-"""Turns that go round among tenants."""
+"""Turns that tenants take in rotation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_one_turn_in_each_iteration_of_the_loop() -> None:
 
 
 async def test_waiting_tasks_of_a_tenant_are_bounded() -> None:
-    """A tenant beyond its bound is refused, others are not; who leaves makes room, and takes no turn."""
+    """A tenant beyond its bound is refused, others are not; a task that stops waiting makes room and takes no turn."""
     turns, gate = FairTurns(2, max_waiting=3), trio.Event()
     num_served = 0
 
