@@ -1,4 +1,4 @@
-"""What `quipu explain` says of an explanation (`web/cli/explanation_sentences.py`)."""
+"""The sentences that `quipu explain` makes of an explanation (`web/cli/explanation_sentences.py`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXPLANATION = {"request_id": "req-a", "state": "closed", "usage": USAGE, "prompt
 
 
 def test_sentences() -> None:
-    """Numbers, the place counted from 1, the reason, each message's sources, and advice are said."""
+    """The sentences have the numbers, the place counted from 1, the reason, each message's sources, and advice."""
     assert list(sentences(EXPLANATION)) == [
         "Request req-a had 1,357 tokens in its prompt, of which 1,104 (81%) came from the cache.",
         "1 token was found in the cache after an interruption.",
@@ -48,7 +48,7 @@ def test_sentences() -> None:
 
 
 def test_zero_and_unknown_differ() -> None:
-    """No cached token is 0, and what nobody counted is not."""
+    """Zero cached tokens are shown as 0, an unknown count is not."""
     (zero,) = sentences({"request_id": "r", "usage": {"prompt_tokens": 5, "cached_tokens": 0}})
     (unknown,) = sentences({"request_id": "r", "usage": {"prompt_tokens": 5, "cached_tokens": None}})
     assert "of which 0 (0%) came from the cache" in zero
@@ -56,12 +56,12 @@ def test_zero_and_unknown_differ() -> None:
 
 
 def test_every_reason_has_a_sentence() -> None:
-    """Whatever reason an engine gives, a person can read it."""
+    """There is a sentence for each reason that an engine can give."""
     assert set(REASONS) == {"nothing", *(reason.value for reason in MissReason)}
 
 
 def test_nothing_cached() -> None:
-    """A prompt that shares not even its first token is said to do so, not to end at token 0."""
+    """If not even the first token is cached, the sentence says so, and names no token 0."""
     ended = {"reason": "diverged", "token": 0, "message": 0, "part": None, "diverged_from": None}
     lines = list(sentences({"usage": {"prompt_tokens": 47, "cached_tokens": 0}, "prompts": [{"ended": ended}]}))
     assert lines[1:] == [REASONS["nothing"]]

@@ -1,4 +1,4 @@
-"""What is said of a mistyped flag, of other servers' flags, and of the model: one line each."""
+"""Errors about mistyped flags, flags of other servers, and the model: one line each."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_nearest_flag(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...],
 
 @pytest.mark.parametrize("argv", [("serve", "--port", "x"), ("serve", "a", "b"), ("serv",), ("serve", "--z" * 500)])
 def test_other_mistakes(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
-    """So is every other mistake, in one line without the usage."""
+    """Every other mistake is also answered in one line, without the usage."""
     said = refused(capsys, *argv)
     assert "error: " in said and len(said) < 400
 
 
 def test_flags_of_other_servers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is answered by name; what is advised exists, and no flag of ours is among them."""
+    """The error names each of them; flags that it recommends exist, and no flag of quipu's own is in the tables."""
     ours = serve_flags()
     for flag, words in (USE | NEEDLESS | ABSENT).items():
         assert flag not in ours, flag
@@ -80,12 +80,12 @@ def test_model_as_a_flag(argv: tuple[str, ...], model: str) -> None:
 
 @pytest.mark.parametrize("argv", [("a", "--model", "b"), ("--model", "b", "a"), ("demo", "--model", "b")])
 def test_two_models(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
-    """Two different ones are refused."""
+    """Two different models are refused."""
     assert "two models are named" in refused(capsys, "serve", *argv)
 
 
 def test_unknown_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelled path is answered with what is there."""
+    """The error about a misspelled model names one that exists."""
     (tmp_path / "Llama-3-8B").mkdir()
     monkeypatch.chdir(tmp_path)
     for model, hint in (

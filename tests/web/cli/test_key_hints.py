@@ -1,4 +1,4 @@
-"""What the commands that ask a server say if it wants a key."""
+"""Errors of the commands that ask a server, if it requires a key."""
 
 from __future__ import annotations
 

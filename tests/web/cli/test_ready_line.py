@@ -1,4 +1,4 @@
-"""The last line of a start: the URL that it shows, and when."""
+"""The log line that ends a start: the URL that it shows, and when."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.web.fakes import FakeDesk
     ],
 )
 def test_url_can_be_opened(hosts: list[str], serves_ui: bool, url: str) -> None:
-    """It is one that a person can open, whatever the server listens on."""
+    """The URL can be opened in a browser, whatever address the server listens on."""
     assert url_to_open([Address(host, 8000) for host in hosts], serves_ui=serves_ui) == url
 
 
 async def test_waits_until_ready(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing is said before the first engine is ready; then the URL is, once."""
+    """The URL is logged once, and not before the first engine is ready."""
     desk = FakeDesk()
     desk.state = State.STARTING
     with structlog.testing.capture_logs() as lines:

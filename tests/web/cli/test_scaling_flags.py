@@ -21,7 +21,7 @@ from tests.tiny import TINY
     ],
 )
 def test_limits(flags: list[str], limits: tuple[int, int, int]) -> None:
-    """Both are the number at the start unless they are given; without a difference it stays as it is."""
+    """Minimum and maximum default to the number at start; if they are equal, the number does not change."""
     config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert (config.min_engines, config.num_engines, config.max_engines) == limits
     assert config.autoscales is (limits[0] < limits[2])
@@ -36,5 +36,6 @@ def test_limits(flags: list[str], limits: tuple[int, int, int]) -> None:
     ],
 )
 def test_number_outside_the_limits(flags: list[str], message: str) -> None:
+    """A number at start outside the limits is refused, and the error names both flags."""
     with pytest.raises(CheckpointError, match=message):
         resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))

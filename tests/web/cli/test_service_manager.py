@@ -64,7 +64,7 @@ async def test_life_of_a_server(autojump_clock: trio.abc.Clock, tmp_path: Path, 
 
 
 async def test_manager_that_is_gone_or_does_not_read(autojump_clock: trio.abc.Clock, tmp_path: Path) -> None:
-    """Neither raises nor waits."""
+    """Sending to such a manager neither raises nor waits."""
     address = str(tmp_path / "notify")
     Manager(address).send("READY=1")
     with manager_socket(address):
@@ -86,7 +86,7 @@ async def test_manager_that_is_gone_or_does_not_read(autojump_clock: trio.abc.Cl
     ],
 )
 def test_environment(environment: dict[str, str], expected: Manager | None) -> None:
-    """As sd_notify(3) and sd_watchdog_enabled(3) read it; children do not inherit the variables."""
+    """The variables mean what sd_notify(3) and sd_watchdog_enabled(3) say; children do not inherit them."""
     assert find_manager(environment) == expected
     assert not environment
 

@@ -114,7 +114,7 @@ def test_retries_collapsed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_no_usage(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table without rows, and no hit rate."""
+    """Without usage the table has no rows, and its hit rate is not a number."""
     assert usage("--data-dir", str(data_dir)) == 0
     assert capsys.readouterr().out.split()[7:] == ["0", "0", "0", "-", "0", "0"]
     assert usage("--data-dir", str(data_dir), "--by", "model") == 0

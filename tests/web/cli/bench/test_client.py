@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -18,7 +17,7 @@ ASK = Ask({"prompt": [1, 2, 3], "max_tokens": 7})
 
 
 def target_of(url: str, **settings: Any) -> Target:
-    fields: dict[str, Any] = {"headers": {}, "fields": {"model": "m"}, "extra_fields": {}, "timeout_s": 10.0}
+    fields: dict[str, Any] = {"headers": {}, "fields": {"model": "m"}, "extra_fields": {}, "timeout_s": 60.0}
     return Target(url=f"{url}/v1/completions", **{**fields, **settings})
 
 
@@ -28,7 +27,7 @@ def ask_of(reply: Reply, num: int = 1, backend: str = "trio", **settings: Any) -
     async def main() -> tuple[list[Outcome], BenchServer]:
         async with bench_server(lambda request: reply, pause_s=0.002) as server:
             async with open_client(target_of(server.url, **settings)) as client:
-                with anyio.fail_after(5):
+                with anyio.fail_after(90):
                     return [await client.ask(ASK) for _ in range(num)], server
 
     return anyio.run(main, backend=backend)
@@ -37,13 +36,13 @@ def ask_of(reply: Reply, num: int = 1, backend: str = "trio", **settings: Any) -
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_good_answer(backend: str) -> None:
     """On both event loops times are in order, usage is that of the server, and later requests use the same
-    connection."""
+    connection. (One read may bring several pieces.)"""
     outcomes, server = ask_of(good_reply(), num=2, backend=backend)
     for outcome in outcomes:
         assert outcome.failure is None
         assert outcome.text == "one two"
         assert outcome.usage == ReportedUsage(100, 2, 32)
-        assert outcome.started_s < outcome.output_at_s[0] < outcome.output_at_s[-1] < outcome.ended_s
+        assert outcome.started_s < outcome.output_at_s[0] <= outcome.output_at_s[-1] <= outcome.ended_s
     assert outcomes[0].ended_s <= outcomes[1].started_s
     assert server.most_open == 1
 
@@ -125,23 +124,19 @@ def test_server_that_stays_after_done() -> None:
     """After `[DONE]` a response is complete, whether or not its body ends, and its end is the time of `[DONE]`."""
     (outcome,), _ = ask_of(Reply(pieces=[text_event("one", "stop"), DONE], hangs=True))
     assert outcome.failure is None
-    assert outcome.ended_s - outcome.started_s < 1
+    assert outcome.ended_s - outcome.started_s < 30, "the client must not wait for the end of the body"
 
 
-def closed_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
-
-
-@pytest.mark.parametrize("url", [closed_port, lambda: "http://name.invalid"], ids=["refused", "unknown"])
-def test_no_server(url: Callable[[], str]) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "name.invalid"], ids=["refused", "unknown"])
+def test_no_server(host: str) -> None:
     """A refused connection and an unknown name fail as `connect`."""
 
-    async def main() -> Outcome:
-        async with open_client(target_of(url())) as client:
+    async def main(url: str) -> Outcome:
+        async with open_client(target_of(url)) as client:
             return await client.ask(ASK)
 
-    outcome = anyio.run(main, backend="trio")
+    with socket.socket() as not_listening:
+        not_listening.bind(("127.0.0.1", 0))
+        outcome = anyio.run(main, f"http://{host}:{not_listening.getsockname()[1]}", backend="trio")
     assert outcome.failure is not None and outcome.failure.kind == "connect"
     assert outcome.failure.message

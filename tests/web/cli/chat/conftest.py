@@ -1,4 +1,4 @@
-"""The chat that the tests of this folder run."""
+"""The fixture that runs `quipu chat` for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tests.web.cli.chat.scripted_chats import Chat, Screen, answering, bodies, c
     ],
 )
 def test_invalid_commands(chat: Chat, tmp_path: Path, line: str, message: str) -> None:
-    """A command that cannot be obeyed is an error on one line, which ends a chat without a terminal."""
+    """A command that cannot be executed is an error on one line, which ends a chat without a terminal."""
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with serving(answering()) as server:
         ended = chat(server.url, [line.format(folder=tmp_path), "never sent"])
@@ -158,7 +158,8 @@ def test_output_that_cannot_be_written(chat: Chat, monkeypatch: pytest.MonkeyPat
 
 
 def test_interrupt_stops_an_answer() -> None:
-    """SIGINT during an answer closes the connection and raises nothing, however often; then it is itself again."""
+    """SIGINT during an answer closes the connection and raises nothing, however often; afterwards its handler is
+    restored."""
     endless = Reply(pieces=[chat_event({"content": "x"})] * 100_000)
     before = signal.getsignal(signal.SIGINT)
     pieces: list[Piece] = []
@@ -173,5 +174,5 @@ def test_interrupt_stops_an_answer() -> None:
         assert ask_until_stopped(target, Ask({"messages": []}), take) is None
         assert ask_until_stopped(target, Ask({"messages": []}), take) is None
         eventually(lambda: server.num_open == 0, "the server sees that both connections are closed")
-    assert 4 <= len(pieces) < 1000
+    assert 4 <= len(pieces) < 100_000, "a stopped answer is not read to its end"
     assert signal.getsignal(signal.SIGINT) is before
