@@ -45,7 +45,7 @@ async def ask_of(client: Client, method: str, path: str, body: object) -> tuple[
 
 
 async def test_list() -> None:
-    """Every engine is listed with its load; nothing is known of the numerics of one that was never ready."""
+    """Every engine is listed with its load; one that was never ready has no `numerics`."""
     status, answer = await ask(desk_of(), "GET", PATH)
     assert status == 200
     assert answer["engines"][:2] == [
@@ -89,7 +89,7 @@ async def test_server_info_describes_each_engine() -> None:
 
 
 async def test_server_info_without_a_ready_engine() -> None:
-    """While none is ready, `engine` is what the last one found out, or null."""
+    """While no engine is ready, `engine` describes the last one that was, or is null."""
     desk = desk_of(ENGINES[0])
     assert (await ask(desk, "GET", "/server_info"))[1]["engine"] is None
     desk.info = attrs.evolve(INFO, engine=OTHER)
@@ -98,7 +98,7 @@ async def test_server_info_without_a_ready_engine() -> None:
 
 @pytest.mark.parametrize(("body", "ids"), [(b"", [4]), ({}, [4]), ({"count": None}, [4]), ({"count": 3}, [4, 5, 6])])
 async def test_add(body: object, ids: list[int]) -> None:
-    """As many engines are started as were requested, by default one, and their ids are told before they are ready."""
+    """As many engines are started as were requested, by default one; the answer has their ids at once."""
     desk = desk_of()
     assert await ask(desk, "POST", PATH, body) == (202, {"ids": ids})
     assert [status.engine_id for status in desk.engines()] == [0, 2, 3, *ids]
@@ -126,7 +126,7 @@ async def test_add_refuses(body: object, code: str) -> None:
 
 
 async def test_add_up_to_the_maximum() -> None:
-    """The last engine that there may be can still be added."""
+    """Engines can be added up to the maximum."""
     desk = desk_of()
     assert (await ask(desk, "POST", PATH, {"count": MAX_ENGINES - 3}))[0] == 202
     assert (await ask(desk, "POST", PATH))[0] == 400
@@ -190,7 +190,7 @@ async def test_remove() -> None:
 
 
 async def test_last_engine() -> None:
-    """The last one is neither drained nor removed (409), unless by force."""
+    """The last engine is neither drained nor removed (409), unless by force."""
     desk = desk_of(ENGINES[1])
     for method, path in (("POST", "/2/drain"), ("DELETE", "/2"), ("DELETE", "/2?force=false")):
         status, answer = await ask(desk, method, PATH + path)
@@ -239,7 +239,7 @@ DRAINED = st.fixed_dictionaries(
 @given(st.lists(st.tuples(st.just(PATH), ADDED | JUNK) | st.tuples(st.just(f"{PATH}/2/drain"), DRAINED | JUNK)))
 @settings(max_examples=20)
 def test_random_bodies(drawn: list[tuple[str, Any]]) -> None:
-    """Whatever a body says, it is obeyed or refused by name, and there are never too many engines."""
+    """Every body is obeyed or refused with a message, and there are never too many engines."""
 
     async def send() -> None:
         desk = desk_of()

@@ -1,4 +1,4 @@
-"""Price lists: what may stand in one, and that money is exact until it is shown."""
+"""Price lists: which entries are valid, and that amounts are exact until they are shown."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_kind_of_token_has_its_price(tmp_path: Path) -> None:
 
 
 def test_prices_change(tmp_path: Path) -> None:
-    """A later entry holds from its moment on, and a range is asked for in parts within which nothing changes."""
+    """A later entry applies from its `from` on, and `periods` cuts a range where a price changes."""
     later = ENTRY.replace("0.1", "0.2") + "from = 1970-01-02\n"
     latest = ENTRY.replace("0.1", "0.4") + "from = 1970-01-03T01:00:00+01:00\n"
     prices = read(tmp_path, later, ENTRY, latest)
@@ -91,7 +91,7 @@ def test_prices_change(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_lists(tmp_path: Path, text: str, message: str) -> None:
-    """What is wrong with a list is said, with the entry and the field."""
+    """The error about an invalid list names the entry and the field."""
     path = tmp_path / "prices.toml"
     path.write_text(text)
     with pytest.raises(PriceError) as refused:
@@ -109,7 +109,7 @@ def test_unreadable_list(tmp_path: Path) -> None:
 
 
 def test_number_of_changes_is_bounded(tmp_path: Path) -> None:
-    """Reports ask the ledger once for each change of prices, so there are not too many."""
+    """The number of changes is limited, since a report queries the ledger once for each of them."""
     entries = [f"{ENTRY}from = 2026-01-01T00:00:00.{number:03}Z" for number in range(MAX_CHANGES + 1)]
     assert len(read(tmp_path, *entries[1:]).periods(None, None)) == MAX_CHANGES + 1
     with pytest.raises(PriceError, match="different times"):
@@ -144,5 +144,5 @@ def test_sums_are_exact(parts: list[tuple[int, Decimal]]) -> None:
     ],
 )
 def test_rounding(amount: str, shown: str) -> None:
-    """Shown are six places at most and two at least, halves to even."""
+    """Amounts are shown with two to six places, halves rounded to even."""
     assert rounded(Decimal(amount)) == shown

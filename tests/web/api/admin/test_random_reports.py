@@ -1,4 +1,4 @@
-"""Random questions about usage: each is answered, or refused with an error that names what is wrong."""
+"""Random queries for usage reports: each is answered, or refused with an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS = [record_at(36 * number, f"req-{number:024x}", key_id=f"key-{number % 3
 
 @pytest.mark.parametrize("report", list(REPORTS))
 def test_random_reports(report: str) -> None:
-    """No 5xx; what is refused has a message, in the shape of its API."""
+    """No query is a 5xx; a refusal has a message in the shape of its API."""
     client = Client(make_app(FakeDesk(), usage=BookSource(RECORDS)))
 
     @given(st.lists(paths(report), min_size=5, max_size=5))

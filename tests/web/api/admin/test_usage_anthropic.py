@@ -166,7 +166,7 @@ async def test_pages_with_groups() -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}[]", "{}[{i}]"])
 async def test_groups_and_filters(form: str) -> None:
-    """A tenant is a workspace; what all requests share has one value; lists are accepted in three forms."""
+    """A tenant is a workspace; fields that all requests share have one value; lists are accepted in three forms."""
     records = [
         record_at(1, tenant="acme", key_id="k1"),
         record_at(2, tenant="acme", key_id="k2", model="big"),

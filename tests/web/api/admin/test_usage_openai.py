@@ -189,7 +189,7 @@ async def test_pages_with_groups() -> None:
 
 
 async def test_groups() -> None:
-    """A tenant is a project; what all requests share has one value; users are unknown."""
+    """A tenant is a project; fields that all requests share have one value; users are unknown."""
     source = BookSource(
         [
             record_at(1, tenant="acme", key_id="k1"),

@@ -1,4 +1,4 @@
-"""The ledger as the source of reports: the numbers, errors, and that a report over many records is fast enough."""
+"""The ledger as the source of reports: the numbers, errors, and that a report over many records is cheap enough."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ from tests.web.api.admin.usage_books import (
     record_at,
 )
 from tests.web.fakes import Client
+
+PATIENCE_S = 100.0
+"""How long a report may take to be made by a process, which yields to everything else on the machine."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +113,8 @@ async def test_database_agrees_with_memory(template: Path, tmp_path: Path) -> No
 
 
 async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> None:
-    """A report over all records is one statement that the database aggregates; it takes about a second."""
+    """A report over all records is one statement that the database aggregates; it takes about a
+    second of processor time, which does not depend on the load of the machine."""
     data_dir = copy_database(template, tmp_path / "data", random_records(5000, 3))
     multiply(data_dir, 20)
     client = client_of(FolderSource(data_dir))
@@ -119,9 +123,9 @@ async def test_a_hundred_thousand_records(template: Path, tmp_path: Path) -> Non
         (ANTHROPIC, {"starting_at": "2025-06-01T00:00:00Z", "bucket_width": "1h", "limit": 168, "group_by[]": "model"}),
     ):
         with statements() as seen:
-            began = time.perf_counter()
+            began = time.process_time()
             answer = await get_report(client, path, parameters)
-            took_s = time.perf_counter() - began
+            took_s = time.process_time() - began
         num_results = sum(len(bucket["results"]) for bucket in answer["data"])
         print(f"{path}: {num_results} results of 100,000 records in {took_s * 1000:.0f} ms")
         assert num_results > 100 and len(seen) == 1 and "sum(" in seen[0] and "GROUP BY" in seen[0]
@@ -136,7 +140,7 @@ async def test_records_not_yet_loaded(tmp_path: Path) -> None:
         (bucket,) = (await get_report(client, OPENAI, {"start_time": MIDNIGHT, "end_time": MIDNIGHT + DAY}))["data"]
         return sum(result["num_model_requests"] for result in bucket["results"])
 
-    async with open_usage(data_dir) as usage, open_ledger(LedgerConfig(data_dir)) as ledger:
+    async with open_usage(data_dir, read_s=PATIENCE_S) as usage, open_ledger(LedgerConfig(data_dir)) as ledger:
         client = client_of(usage, now=NOW)
         record = record_at(60, "req-1")
         assert ledger.journal.admit(record)
@@ -152,7 +156,7 @@ async def test_records_not_yet_loaded(tmp_path: Path) -> None:
 
 async def test_no_ledger(tmp_path: Path) -> None:
     """A 503; its reason is in the log, and the response shows no server paths. Afterwards reports work again."""
-    async with open_usage(tmp_path / "gone") as usage:
+    async with open_usage(tmp_path / "gone", read_s=PATIENCE_S) as usage:
         client = client_of(usage)
         with capture_logs() as lines:
             exchange, answer = await client.get(f"{OPENAI}?start_time=0")
@@ -166,7 +170,7 @@ async def test_no_ledger(tmp_path: Path) -> None:
 async def test_broken_database(template: Path, tmp_path: Path) -> None:
     """A database that breaks before or during a report gives a 503."""
     data_dir = copy_database(template, tmp_path / "data", [])
-    async with open_usage(data_dir) as usage:
+    async with open_usage(data_dir, read_s=PATIENCE_S) as usage:
         client = client_of(usage)
         for breaks in (
             lambda: drop_records_table(data_dir),
