@@ -1,4 +1,4 @@
-"""What a client calls itself is a hint for the router, the same on every API, and never shared between tenants."""
+"""A client's identifier is a hint for the router, the same on every API, and never shared between tenants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def affinity(path: str, *, tenant: str = "a", **fields: Any) -> bytes:
 
 
 async def test_same_on_every_api() -> None:
-    """A client's name stands for the same client on all endpoints, and for another one in another tenant."""
+    """An identifier stands for the same client on all endpoints, and for another one in another tenant."""
     seen = {await affinity(path, prompt_cache_key="knot") for path in OPENAI}
     seen |= {await affinity(path, user="knot") for path in OPENAI}
     seen.add(await affinity("/v1/messages", metadata={"user_id": "knot"}))
@@ -64,7 +64,7 @@ async def test_cache_key_precedes_user(path: str) -> None:
     ],
 )
 async def test_nobody(path: str, fields: dict[str, Any]) -> None:
-    """A client that does not name itself is nobody; `safety_identifier` is no name."""
+    """Without an identifier a request has no affinity; `safety_identifier` does not count as one."""
     assert await affinity(path, **fields) == b""
 
 
@@ -81,14 +81,14 @@ async def test_wrong_type(path: str, name: str) -> None:
 
 
 def test_tenants_never_meet() -> None:
-    """No value of one tenant has the digest of another's, however the two are cut."""
+    """Different pairs of tenant and identifier have different digests, wherever one ends and the other begins."""
     pairs = [("a", "bc"), ("ab", "c"), ("abc", "x"), ("a", "1:b"), ("1:a", "b"), ("a", "x"), ("", "a"), ("a", "a")]
     assert len({affinity_of(*pair) for pair in pairs}) == len(pairs)
     assert affinity_of("a", "") == b""
 
 
 async def test_long_values() -> None:
-    """Of a long value only the beginning is looked at, and it is served like any other."""
+    """Only the beginning of a long identifier counts, and its request is served like any other."""
     long = "é" * MAX_AFFINITY_CHARS
     assert await affinity("/v1/completions", user=long) == await affinity("/v1/completions", user=long + "x" * 100_000)
     assert await affinity("/v1/completions", user=long) != await affinity("/v1/completions", user=long[:-1])

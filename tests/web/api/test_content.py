@@ -33,7 +33,7 @@ def test_blocks_of_any_output() -> None:
 
 
 def test_reasoning_is_counted_even_if_it_is_not_shown() -> None:
-    """The running usage has the reasoning tokens of a client that asked not to see them."""
+    """Reasoning tokens count in the running usage of a client that asked not to see them."""
     transcript = Transcript(Tally(), with_reasoning=False)
     transcript.consume(draw_deltas(random.Random(1), SOME_CALL[:2]))
     assert transcript.tally.reasoning_tokens == transcript.tally.completion_tokens > 0
@@ -41,7 +41,7 @@ def test_reasoning_is_counted_even_if_it_is_not_shown() -> None:
 
 
 def test_events_out_of_place_are_harmless() -> None:
-    """Arguments and ends of no open call do not raise."""
+    """Arguments and ends without an open call are ignored."""
     content = Content()
     for event in (ArgumentsDelta(0, "{"), CallEnd(3), TextDelta("a"), CallEnd(0), CallBegin(0, "f"), CallEnd(0)):
         content.add(event)
@@ -50,7 +50,7 @@ def test_events_out_of_place_are_harmless() -> None:
 
 
 def test_events_of_a_delta_are_joined() -> None:
-    """Adjacent texts of a kind are one event; delimiters are none, and arguments of two calls stay apart."""
+    """Adjacent texts of a kind become one event; delimiters are dropped, and arguments of two calls stay apart."""
     events = (
         TextDelta("a"), Markup("<"), TextDelta("b"), CallBegin(0, "f"), ArgumentsDelta(0, "{"), ArgumentsDelta(0, ""),
         ArgumentsDelta(0, "}"), ArgumentsDelta(1, "x"), ReasoningDelta("c"), TextDelta(""), ReasoningDelta("d"),

@@ -50,13 +50,13 @@ async def test_whole_numbers(path: str) -> None:
 @pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
 @pytest.mark.parametrize("path", BODIES)
 async def test_model_may_be_absent(path: str, model: dict[str, Any]) -> None:
-    """One model is served, so that a request need not name it; the response does."""
+    """If only one model is served, a request need not name it; the response does."""
     assert (await ask(path, {**model, **BODIES[path]})).answer["model"] == INFO.model_names[0]
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_model_is_required_of_several(path: str) -> None:
-    """With a model of another server beside it, no request is sent to the wrong one."""
+    """If a model of an upstream is served as well, a request must name its model."""
     desk = FakeDesk(info=attrs.evolve(INFO, passed_on={"other": None}))
     exchange, answer = await Client(make_app(desk)).post(path, BODIES[path])
     assert exchange.status == 400 and "`model`" in answer["error"]["message"] and not desk.tickets

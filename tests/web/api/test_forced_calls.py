@@ -207,7 +207,7 @@ async def test_conflicts_are_named() -> None:
     ],
 )
 async def test_bad_choices(chosen: dict[str, Any], message: str) -> None:
-    """Choices that have no meaning here are refused by name."""
+    """Unsupported choices are refused by name."""
     assert message in await refusal(RESPONSES, tool_choice=chosen)
 
 
@@ -233,5 +233,5 @@ async def test_what_a_format_cannot_hold_is_named(path: str) -> None:
 
 
 def test_forms_are_small() -> None:
-    """What the web layer knows of a model's calls has no part of its vocabulary but delimiters."""
+    """The form of a model's calls that the web layer holds has the token ids of its delimiters and no others."""
     assert isinstance(HERMES.form, CallForm) and len(HERMES.form.token_ids) == 2

@@ -1,4 +1,4 @@
-"""Fields of other servers: every one is decided, and treated on every endpoint as its declaration says."""
+"""Request fields of other servers: each one is declared, and every endpoint treats it as declared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = IGNORED_FIELDS_HEADER.lower()
 
 
 def effective(field: ForeignField) -> Any:
-    """Return a value that asks for something."""
+    """Return a value that is not neutral."""
     return next(value for value in VALUES if value not in field.neutral)
 
 
@@ -52,19 +52,19 @@ HARMLESS_ELSEWHERE = {
     *("safety_identifier", "service_tier", "store", "stream_options", "user", "verbosity"),
     *("input", "messages", "prompt"),
 }
-"""Without effect where they are unknown: texts have no calls, what concerns the cache or a label changes no answer, and
-every endpoint has an input of its own, without which it refuses."""
+"""Fields that change no answer of an endpoint that does not read them: plain texts have no calls, fields of the cache
+and labels never change an answer, and a request without the endpoint's own input is refused anyway."""
 
 
 @pytest.mark.parametrize("path", sorted(SHAPES))
 def test_fields_of_the_other_endpoints(path: str) -> None:
-    """A field that one endpoint reads and that would change another's answer is known to that one, too: refused."""
+    """If a field of one endpoint would change the answer of another, the other one knows the field and refuses it."""
     every = set().union(*(shape.by_name for shape in SHAPES.values()))
     assert every - SHAPES[path].by_name.keys() <= HARMLESS_ELSEWHERE
 
 
 def test_decided_once() -> None:
-    """No field is declared twice for an endpoint, nor here and as one of sampling or of other servers."""
+    """No field is declared twice for an endpoint, nor as a sampling field or a field of other servers, too."""
     sampling = {field.name for field in SAMPLING_FIELDS}
     for path, declared in SHAPES.items():
         own = [field for field in declared.fields if path in field.apis or path in field.refusals]
@@ -75,7 +75,7 @@ def test_decided_once() -> None:
 
 @pytest.mark.parametrize("path", sorted(BODIES))
 async def test_fields_that_change_the_answer(path: str) -> None:
-    """Each is a 400 that names it, and says what to use instead where that is known."""
+    """Each such field is a 400 that names it and, if there is one, the field to use instead."""
     for field in FOREIGN.values():
         if not field.is_refused or field.only_with:
             continue
@@ -91,7 +91,7 @@ async def test_fields_that_change_the_answer(path: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(BODIES))
 async def test_neutral_values(path: str) -> None:
-    """Values that ask for nothing are accepted together, and not named, as are those without effect beside them."""
+    """Neutral values are accepted together and not named, nor are fields that have no effect beside them."""
     fields = {field.name: field.neutral[0] for field in FOREIGN.values() if field.neutral}
     dependent = {field.name: effective(field) for field in FOREIGN.values() if field.only_with}
     for given in (fields, fields | dependent, dict.fromkeys(FOREIGN)):
@@ -100,7 +100,7 @@ async def test_neutral_values(path: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(BODIES))
 async def test_harmless_fields_are_named(path: str) -> None:
-    """What asks for something that changes no answer is named."""
+    """A harmless field is accepted and named as ignored."""
     for field in FOREIGN.values():
         if field.is_refused:
             continue
@@ -136,7 +136,7 @@ def test_fields_that_depend_on_others(given: dict[str, Any], *, is_refused: bool
 
 
 def test_first_field_of_the_table_is_named() -> None:
-    """Which of several fields is named does not depend on the body's order: the one that others depend on."""
+    """Of several refused fields the error names the one that the others depend on, in whatever order they are sent."""
     for names in (("dry_base", "dry_multiplier"), ("dry_multiplier", "dry_base")):
         with pytest.raises(APIError) as refusal:
             refuse_foreign(dict.fromkeys(names, 2))
@@ -146,6 +146,6 @@ def test_first_field_of_the_table_is_named() -> None:
 
 @pytest.mark.parametrize("name", sorted({field.instead for field in FOREIGN.values() if field.instead}))
 def test_what_to_use_instead_is_served(name: str) -> None:
-    """Chat and completions both read it."""
+    """Chat and completions both read a field that an error recommends."""
     for path in (CHAT, COMPLETIONS):
         assert name in SHAPES[path].by_name and path not in SHAPES[path].by_name[name].refusals and name not in FOREIGN

@@ -1,6 +1,6 @@
-"""Histories as OpenAI's and Anthropic's clients type them: no message, part or item of theirs ends a conversation.
+"""Histories with every message, part and item in the types of OpenAI's and Anthropic's clients: none is fatal.
 
-Each kind that the installed clients know has an example here, and what becomes of it.
+Each kind that the installed clients know has an example here, with the expected result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def kinds(union: Any) -> set[str]:
-    """Return the types of a union of the client's."""
+    """Return the `type` of each member of a union in the client's types."""
     literals = (get_type_hints(kind)["type"] for kind in get_args(union) if is_typeddict(kind))
     # One is optional: a union of its literal and None.
     found = (next(iter(get_args(literal))) for literal in literals)
@@ -75,14 +75,14 @@ async def converse(role: str, *blocks: dict[str, Any]) -> Asked:
 
 
 def test_every_block_is_known() -> None:
-    """What the client can put into a message is in one of the tables above."""
+    """Every block that the client can put into a message is in one of the tables above."""
     known = SKIPPED.keys() | SAID.keys() | UNREADABLE.keys() | ELSEWHERE
     assert kinds(BetaContentBlockParam) | kinds(ResultContent) <= known
 
 
 @pytest.mark.parametrize("kind", SKIPPED)
 async def test_blocks_of_anthropics_tools(kind: str) -> None:
-    """They are left out and named, whole and once, with the text around them served."""
+    """Blocks of Anthropic's own tools are skipped and named, once and as a whole; the text around them is served."""
     block = {"type": kind, **SKIPPED[kind]}
     for role in ("assistant", "user"):
         asked = await converse(role, {"type": "text", "text": "a"}, block, {"type": "text", "text": "b"})
@@ -150,7 +150,7 @@ OTHERS = {"message", "reasoning", "additional_tools"}
 
 
 def test_every_part_is_known() -> None:
-    """What the client can put into results and answers is in the examples here."""
+    """Every part that the client can put into results and answers has an example here."""
     assert kinds(ResponseFunctionCallOutputItemParam) == {"input_text", "input_image", "input_file"}
     assert kinds(AnswerContent) == {"output_text", "refusal"}
     assert kinds(chat_calls.ChatCompletionMessageToolCallUnionParam) == {"function", "custom"}
@@ -198,7 +198,7 @@ async def test_refusals() -> None:
     ],
 )
 async def test_answers_of_chat(message: dict[str, Any], said: str, ignored: str | None) -> None:
-    """Text is text in whatever field an answer had it; its sound is named."""
+    """The text of an answer is used, whichever field it is in; its audio is skipped and named."""
     asked = await ask(CHAT, {"model": "tiny", "messages": [USER, {"role": "assistant", **message}, USER]})
     assert asked.prompt.messages[1]["content"] == said and asked.ignored == ignored
 

@@ -193,7 +193,7 @@ async def test_fields_without_effect_come_first() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_dropped_parts_of_schemas_are_named(stream: bool) -> None:
-    """What the tokenizer drops from the schemas of tools stands behind the fields of the body, once it is known."""
+    """Keywords that the tokenizer drops from the schemas of tools are listed after the fields of the body."""
     dropping = FakeDesk(dropped=("tools[0].function.parameters#/properties/a, b/not", "x" * 2_000))
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "odd": 1, "stream": stream}
     async with Client(make_app(dropping)).open("POST", "/v1/chat/completions", body) as exchange:

@@ -138,7 +138,7 @@ async def test_flat_formats(path: str, fields: dict[str, Any], param: str) -> No
     ],
 )
 async def test_text_has_no_grammar(path: str, fields: dict[str, Any]) -> None:
-    """Text is any output."""
+    """A request for text has no grammar."""
     assert (await ask(path, body(path, **fields))).encode.grammar is None
 
 

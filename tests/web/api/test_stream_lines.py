@@ -37,11 +37,12 @@ async def test_text_with_line_separators(path: str) -> None:
         lines = (await exchange.read()).decode().splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
     assert all(line.startswith(("data: ", "event: ")) or not line for line in lines)
-    assert any(TEXT in _texts(line) for line in data), lines
+    texts = [_texts(line) for line in data]
+    assert any(TEXT in text for text in texts), lines
 
 
 def _texts(line: str) -> str:
-    """Yield all strings of a JSON value in order."""
+    """Return all strings of a JSON text, joined in order."""
 
     def walk(value: object) -> str:
         if isinstance(value, dict):

@@ -90,7 +90,7 @@ async def test_loopback_hosts(host: str, method: str, path: str) -> None:
 
 
 async def test_no_host() -> None:
-    """A probe of HTTP/1.0 need not say to whom it speaks; browsers, which may be led astray, always do."""
+    """An HTTP/1.0 probe needs no `Host`; browsers, which a foreign page can misuse, always send one."""
     assert (await ask(rules(), "GET", "/health", None))[0].status == 200
 
 

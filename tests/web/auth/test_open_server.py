@@ -1,4 +1,4 @@
-"""A server without keys: what it serves only to its own machine, and how an operator opens that as well."""
+"""A server without keys: which routes it serves only to its own machine, and how an operator opens them to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody gets who knows only the server's address, or nearly the right URL: the way to what was meant."""
+"""Responses to clients that know only the server's address, or a nearly correct URL: they name the right one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_root_without_pages() -> None:
     ],
 )
 async def test_nearly_right_urls(method: str, path: str, meant: str) -> None:
-    """A known path without its prefix, with another one, or written otherwise: the 404 names the right one."""
+    """If a known path is spelled differently, or has a wrong prefix or none, the 404 names the right one."""
     exchange, answer = await ask(Client(make_app(FakeDesk())), method, path)
     assert exchange.status == 404 and answer["error"]["code"] == "unknown_url"
     assert answer["error"]["message"].endswith(f" Use {meant} instead.")
@@ -75,19 +75,19 @@ async def test_nearly_right_urls(method: str, path: str, meant: str) -> None:
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/nothing/chat/completions", "/" + "x/" * 2000])
 async def test_unknown_urls(path: str) -> None:
-    """What is like no route gets no hint."""
+    """A path that resembles no route gets no hint."""
     exchange, answer = await ask(Client(make_app(FakeDesk())), "GET", path)
     assert exchange.status == 404 and "instead" not in answer["error"]["message"]
 
 
 async def test_hints_need_a_key() -> None:
-    """A stranger learns of no route."""
+    """A client without a key is told of no route."""
     exchange, answer = await ask(Client(make_app(FakeDesk(), keys=KEYS)), "POST", "/chat/completions")
     assert exchange.status == 401 and "/v1" not in answer["error"]["message"]
 
 
 async def test_wrong_method() -> None:
-    """The 405 says which method there is."""
+    """The 405 names the supported method."""
     exchange, answer = await ask(Client(make_app(FakeDesk())), "GET", "/v1/chat/completions")
     assert exchange.status == 405 and answer["error"]["message"].endswith("Use POST.")
 

@@ -38,5 +38,6 @@ class KeepingTracer(OtelTracer):
 
     def all_spans(self) -> list[ReadableSpan]:
         """Flush and return all spans; nothing can be traced afterwards."""
+        self.flush()  # `close` alone gives up after a while
         self.close()
         return self.kept.spans

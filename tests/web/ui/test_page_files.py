@@ -42,7 +42,7 @@ async def get(app: Any, path: str, **headers: str) -> tuple[Exchange, bytes]:
 
 
 async def test_page_and_redirect() -> None:
-    """`/ui` leads to the page below it, whatever path a proxy put in front."""
+    """`/ui` redirects to the page below it by a relative URL, so a proxy may add a prefix."""
     exchange, _ = await get(app_with(), "/ui")
     assert (exchange.status, exchange.headers["location"]) == (308, "ui/")
     exchange, body = await get(app_with(), "/ui/")
@@ -52,7 +52,7 @@ async def test_page_and_redirect() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 async def test_every_file(name: str) -> None:
-    """Each file is sent as it is, with its type, to be asked for again, and to be taken for nothing else."""
+    """Each file is sent unchanged with its type, which browsers may not guess; they must revalidate their copies."""
     exchange, body = await get(app_with(keyed()), f"/ui/static/{name}")
     assert exchange.status == 200
     assert body == (FOLDER / name).read_bytes()
@@ -64,7 +64,7 @@ async def test_every_file(name: str) -> None:
 
 
 async def test_policy() -> None:
-    """Nothing inline, nothing from or to elsewhere, no frames, and no text that becomes markup."""
+    """The policy forbids inline code, other origins, frames, and strings that become markup."""
     exchange, _ = await get(app_with(), "/ui/")
     policy = dict(rule.split(" ", 1) for rule in exchange.headers["content-security-policy"].split("; "))
     assert policy == {
@@ -96,21 +96,21 @@ async def test_unchanged_file_is_not_sent_again() -> None:
     ["nothing.js", "../routes.py", "%2e%2e/routes.py", "..%2froutes.py", "vendor", "vendor/", "/etc/passwd", "."],
 )
 async def test_no_other_file(name: str) -> None:
-    """Names are looked up among the files that there are: no path leads out of the folder."""
+    """A name is only looked up among the files of the folder: no path leads out of it."""
     exchange, body = await get(app_with(), f"/ui/static/{name}")
     assert exchange.status == 404
     assert b"import" not in body
 
 
 async def test_no_ui() -> None:
-    """Without the pages their paths are unknown URLs; with keys, like all of them, they need one."""
+    """Without the pages their paths are unknown URLs, which need a key if there are keys."""
     for path in ("/ui", "/ui/", "/ui/static/app.js", "/ui/session", "/ui/usage"):
         assert (await get(app_with(serves_ui=False), path))[0].status == 404
         assert (await get(app_with(keyed(), serves_ui=False), path))[0].status == 401
 
 
 async def test_session() -> None:
-    """A key is told whose it is and what it may see; nobody else is told anything."""
+    """The owner of a key is told the tenant and what the key may see; a client without one is told nothing."""
     app = app_with(keyed())
     assert (await get(app, "/ui/session"))[0].status == 401
     for tenant, is_admin in (("acme", False), ("ops", True)):
@@ -127,7 +127,7 @@ async def test_session() -> None:
 
 
 def test_page_loads_only_its_own_files() -> None:
-    """What the page and its scripts load exists, is on this server, and nothing of it is inline."""
+    """Everything that the page and its scripts load exists on this server, and nothing is inline."""
     page = (FOLDER / "index.html").read_text()
     loaded = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert loaded and all((FOLDER.parent / path).is_file() for path in loaded)

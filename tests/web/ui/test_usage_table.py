@@ -62,7 +62,7 @@ async def get(client: Client, key: str | None = None, **parameters: Any) -> tupl
 
 
 async def test_groups_and_total() -> None:
-    """Rows are the ledger's sums by group; the total is theirs; rejected requests are in neither."""
+    """Rows are the ledger's sums by group, the total is the sum of the rows; rejected requests count in neither."""
     _, answer = await get(client_of(), by=["tenant", "model"])
     rows = [(row["tenant"], row["model"], row["requests"], row["prompt_tokens"]) for row in answer["rows"]]
     assert rows == [("acme", "=big", 1, 100), ("acme", "demo", 2, 200), ("ops", "demo", 1, 100)]
@@ -74,7 +74,7 @@ async def test_groups_and_total() -> None:
 
 
 async def test_buckets() -> None:
-    """Buckets are those in which something ended, oldest first."""
+    """Only buckets in which a request ended are listed, oldest first."""
     _, answer = await get(client_of(), bucket="1h")
     assert [(row["start"] - MIDNIGHT, row["requests"]) for row in answer["rows"]] == [(0, 1), (3600, 2), (DAY, 1)]
 
@@ -120,7 +120,7 @@ async def test_key_names() -> None:
 
 
 async def test_cost(tmp_path: Path) -> None:
-    """Each request costs what its model cost when it ended; a model without a price is named and costs nothing."""
+    """Each request costs what its model cost when it ended; a model without a price is named and has no cost."""
     _, answer = await get(client_of(prices=prices_in(tmp_path)), by=["tenant"])
     # 52 uncached, 48 cached and 10 completion tokens
     old = (52 * Decimal("0.5") + 48 * Decimal("0.05") + 10 * Decimal("1.5")) / 1_000_000

@@ -174,7 +174,7 @@ async def test_marks_on_calls_and_results() -> None:
 
 
 async def test_mark_on_whole_request() -> None:
-    """It marks the last block that can be marked, unless that block already has the same mark."""
+    """A mark on the request marks the last block that can be marked, unless that block already has the same mark."""
     assert (await chat_of(**MARK)).marks == (ContentMark(SHORT, 0, 2),)
     blocks = [{"role": "user", "content": [text("a"), text("b")]}]
     assert (await chat_of(messages=blocks, **LONG_MARK)).marks == (ContentMark(LONG, 0, 2),)
@@ -239,7 +239,7 @@ async def test_billing_header_is_not_rendered() -> None:
 
 
 async def test_billing_header_can_be_kept() -> None:
-    """`--keep-billing-header` renders it."""
+    """With `--keep-billing-header` the header is rendered."""
     for system in ([BILLING, text("be brief")], BILLING["text"] + "be brief"):
         chat = await chat_of(AppOptions(keep_billing_header=True), system=system)
         assert chat.messages[0] == message("system", BILLING["text"] + "be brief")

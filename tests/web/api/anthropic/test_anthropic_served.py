@@ -76,18 +76,21 @@ async def test_end_of_turn(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_client_disconnects(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing remains, and the request is recorded as cancelled."""
+    """A client that disconnects leaves nothing behind, and its request is recorded as cancelled."""
     async with small_runtime() as client:
         async with over_http(client).open("POST", PATH, request(max_tokens=500, stream=True)) as exchange:
             await exchange.wait_started()
             assert b"message_start" in await exchange.read_some()
             exchange.leave()
+            with pytest.raises(trio.EndOfChannel):
+                while True:
+                    await exchange.read_some()
         await settle(client)
         assert samples(client)['requests_total{outcome="cancelled"}'] == 1
 
 
 async def test_failing_step(autojump_clock: trio.abc.Clock) -> None:
-    """A 500 before the first token, an `error` event and the end after it, both in this API's shape."""
+    """A failing step is a 500 before the first token and a last `error` event after it, both in this API's shape."""
     dials = Dials(step_seconds=0.01)
     async with small_runtime(dials) as client:
         http = over_http(client)

@@ -1,4 +1,4 @@
-"""What a body of the Messages API says about calls and thinking."""
+"""Fields of the Messages API about calls and thinking, as they reach the desk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_what_may_be_called() -> None:
 
 
 async def test_tools_of_anthropic() -> None:
-    """They are skipped and named; a breakpoint at one of them is at the end of the tools before it."""
+    """Tools that Anthropic serves are skipped and named; a breakpoint at one is at the end of the tools before."""
     tools = [SERVED_BY_ANTHROPIC, TOOLS[0], {**SERVED_BY_ANTHROPIC, **MARK}, TOOLS[1]]
     skipping = await asked(tools=tools)
     plain = await asked(tools=TOOLS)
@@ -74,7 +74,7 @@ async def test_thinking(fields: dict[str, Any], variables: dict[str, Any], budge
 
 
 async def test_model_without_thinking() -> None:
-    """What it cannot honour is accepted and named, by both endpoints."""
+    """Fields that such a model cannot honour are accepted and named, by both endpoints."""
     fields = {
         "thinking": {"type": "enabled", "budget_tokens": 2000},
         "output_config": {"effort": "high"},

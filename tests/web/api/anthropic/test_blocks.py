@@ -175,7 +175,7 @@ async def test_input_loses_nothing(arguments: str, expected: str | None) -> None
 
 
 async def test_white_space_before_a_call_is_text() -> None:
-    """Text is text, also if it is white space between a delimiter and a call."""
+    """White space between a delimiter and a call is a text block like any other."""
     message = await whole_message(script(Markup("</think>"), TextDelta("\n\n"), *call("{}")))
     assert [block["type"] for block in message["content"]] == ["text", "tool_use"]
 

@@ -119,7 +119,7 @@ async def test_branches() -> None:
 
 
 async def test_tiers() -> None:
-    """Of a branch it is told how much lies on the host alone, and where most of it is."""
+    """A branch shows how much of it is on the host alone, and where most of it is."""
     cache = Cache()
     keys = cache.prompt("acme", 1, 2, 3, 4)
     tiers = []
@@ -133,7 +133,7 @@ async def test_tiers() -> None:
 
 
 async def test_what_is_evicted_is_not_shown() -> None:
-    """Branches that no engine has are left out; of others the cached part is told."""
+    """Branches that no engine holds are left out; others show their cached part."""
     cache = Cache()
     first, second = cache.prompt("acme", 1, 2, 3, 4), cache.prompt("acme", 1, 7, 8)
     cache.evicted |= {first[2], second[1]}
@@ -145,7 +145,7 @@ async def test_what_is_evicted_is_not_shown() -> None:
 
 
 async def test_order_of_eviction() -> None:
-    """What was let go first is evicted first, the end of a prompt before its beginning."""
+    """Branches that were released first are evicted first, the end of a prompt before its beginning."""
     cache = Cache()
     for numbers in ((1, 2), (5,), (1, 3)):
         cache.prompt("acme", *numbers)
@@ -160,7 +160,7 @@ async def test_order_of_eviction() -> None:
 
 
 async def test_tenants() -> None:
-    """A tenant's key is shown its own branches, an admin key all; another tenant's branch does not exist."""
+    """A tenant's key is shown its own branches, an admin key all; another tenant's branch is unknown to it."""
     cache = Cache()
     ours, theirs = cache.prompt("acme", 1, 2), cache.prompt("b", 1, 2)
     cache.prompt("acme", 1)
@@ -207,7 +207,7 @@ async def test_path_of_a_request() -> None:
 
 
 async def test_paths_of_several_prompts_are_bounded() -> None:
-    """The prompts of one request share the branches, which are told once and at most `limit` of them."""
+    """A branch that several prompts of a request share is listed once; at most `limit` branches are listed."""
     cache = Cache()
     for number in range(6):
         cache.prompt("acme", 1, number, named="many")
@@ -218,7 +218,7 @@ async def test_paths_of_several_prompts_are_bounded() -> None:
 
 
 async def test_requests_of_others_are_unknown() -> None:
-    """A tenant gets for another one's request what it gets for one that does not exist; an admin may see it."""
+    """Another tenant's request gives the same 404 as one that does not exist; an admin may see it."""
     cache = Cache()
     cache.prompt("b", 1, named="theirs")
     client = cache.client()
@@ -252,7 +252,7 @@ async def test_depth_and_limit() -> None:
 
 
 async def test_pinned() -> None:
-    """A pinned branch says until when, and has no place in the order of eviction."""
+    """A pinned branch shows until when it is pinned, and has no place in the order of eviction."""
     cache = Cache()
     cache.prompt("acme", 1, 2, 3, ends=False, pin_ttl_s=300)
     cache.watch.on_report(report(pinned_ids=[1], pinned_ends=[32]), {1: ("acme", "demo")}, 40.0)

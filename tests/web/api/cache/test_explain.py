@@ -1,4 +1,4 @@
-"""`GET /v1/cache/explain/{request_id}`: its form, and that a tenant learns nothing about another one from it."""
+"""`GET /v1/cache/explain/{request_id}`: its shape, and that it tells a tenant nothing about another one."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ async def test_other_tenants_request_is_unknown() -> None:
 
 
 async def test_records_are_read_one_at_a_time(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many requests for old explanations, one reads its record, some wait, and the others are told to come again."""
+    """Of many requests for old explanations, one reads its record, some wait, and the others get a 503."""
     monkeypatch.setattr(explain_module, "MAX_WAITING", 2)
     source, statuses = SlowSource([record_at(5, "req-2")]), []
     client = Client(make_app(FakeDesk(), None, None, usage=source))

@@ -35,7 +35,7 @@ async def look_up(desk: FakeDesk, url: str, body: object, **fields: Any) -> tupl
 
 @pytest.mark.parametrize("url", BODIES)
 async def test_the_request_is_the_one_that_would_be_served(url: str) -> None:
-    """The same message goes to the desk, with the asker's own tenant and salt; nothing is opened."""
+    """The desk gets the message that the request itself would send, with its tenant and salt; nothing is opened."""
     desk = FakeDesk()
     exchange, answer = await look_up(desk, url, BODIES[url], custom_id="1", method="POST")
     assert exchange.status == 200 and len(answer["prompts"]) == len(desk.looked_up[0].prompts)
@@ -47,7 +47,7 @@ async def test_the_request_is_the_one_that_would_be_served(url: str) -> None:
 
 
 async def test_a_key_looks_into_its_own_tenants_cache() -> None:
-    """As any request's: no key, no answer; nothing in the body or the headers names another tenant."""
+    """A look-up needs a key like any request, and its body cannot name another tenant."""
     desk = FakeDesk()
     client, question = Client(closed_app(desk)), {"url": CHAT, "body": {**BODIES[CHAT], "user": "b"}}
     exchange, answer = await client.post(PATH, question)
@@ -59,6 +59,7 @@ async def test_a_key_looks_into_its_own_tenants_cache() -> None:
 
 
 async def test_the_answer_says_where_and_why_the_prefix_ends() -> None:
+    """The answer has the numbers by tier, the engine, the pin, and the message and part in which the prefix ends."""
     spans = (PartSpan(None, None, "system", 0, 20), PartSpan(1, 0, "user", 20, 33), PartSpan(1, 1, "user", 33, 40))
     found = attrs.evolve(
         FOUND, engine_id=3, miss=CacheMiss(MissReason.OTHER_DOMAIN, 35), pinned_for_s=299.5, spans=spans
@@ -77,19 +78,20 @@ async def test_the_answer_says_where_and_why_the_prefix_ends() -> None:
 
 
 async def test_tiers() -> None:
-    """What would be loaded from the host is told apart from what lies on the device."""
+    """Tokens that would be loaded from the host are listed apart from those on the device."""
     _, answer = await look_up(FakeDesk(found=attrs.evolve(FOUND, num_host_tokens=16)), CHAT, BODIES[CHAT])
     tiers = answer["prompts"][0]["cached_tokens_by_tier"]
     assert tiers == {"device": 16, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
 
 
 async def test_nothing_ends_where_all_is_cached() -> None:
-    """No pin either: both are null."""
+    """If everything is cached and nothing is pinned, `ends_at` and `pinned_until` are null."""
     _, answer = await look_up(FakeDesk(), RESPONSES, BODIES[RESPONSES])
     assert answer["prompts"][0]["ends_at"] is None and answer["prompts"][0]["pinned_until"] is None
 
 
 async def test_ignored_fields_are_named() -> None:
+    """Unknown fields of the body are named in the header, as for the request itself."""
     exchange, _ = await look_up(FakeDesk(), MESSAGES, {**BODIES[MESSAGES], "oddity": 1})
     assert exchange.headers["x-quipu-ignored-fields"] == "oddity"
 
@@ -112,7 +114,7 @@ async def test_ignored_fields_are_named() -> None:
     ],
 )
 async def test_bad_input(request_body: dict[str, Any], param: str, code: str) -> None:
-    """Errors name the field, have the shape of OpenAI's, and come before the desk hears of anything."""
+    """Errors name the field, have the shape of OpenAI's, and precede any question to the desk."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(PATH, request_body)
     assert exchange.status in (400, 404)
@@ -140,6 +142,8 @@ async def test_the_bound_of_a_chat_holds() -> None:
     ],
 )
 async def test_what_the_desk_refuses(error: Exception, status: int) -> None:
+    """An error of the desk has the status and the message that it has for a request."""
+
     @attrs.define(eq=False)
     class RefusingDesk(FakeDesk):
         async def look_up(self, request: object, /) -> Any:

@@ -1,4 +1,4 @@
-"""Look-ups over a whole runtime: what they say is what the request then reports, and they leave no trace.
+"""Look-ups over a whole runtime: they report what the request itself then reports, and leave no trace.
 
 Bodies are drawn from a few conversations of each API, so that prompts find each other's blocks, in a pool so small that
 blocks are evicted all the time.
@@ -19,7 +19,7 @@ from quipu.actors.engine.block_manager.pool_state import PoolState
 from quipu.actors.messages.tokenizer import Encode
 from quipu.kernels.fake import Dials
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Client, eventually, small_runtime
+from tests.runtimes import BLOCK, Client, small_runtime
 from tests.traps.wire import body, over_http, samples, settle
 
 LOOKUP = "/v1/cache/lookup"
@@ -81,7 +81,7 @@ def reported(url: str, answer: dict[str, Any]) -> tuple[int, int]:
 
 @attrs.define
 class Run:
-    """What a run of requests has left behind, after each of them."""
+    """The state that a run of requests has left after each of them."""
 
     pools: list[PoolState] = attrs.field(factory=list)
     counters: dict[str, float] = attrs.field(factory=dict)
@@ -92,7 +92,7 @@ class Run:
 
 
 async def run(num_bodies: int, *, with_look_ups: bool, **settings: Any) -> Run:
-    """Send drawn bodies one after the other. With look-ups, check that each says what its request reports."""
+    """Send drawn bodies one after the other. With look-ups, check that each reports what its request reports."""
     run = Run()
     async with small_runtime(Dials(step_seconds=0.001), **settings) as client:
         http = over_http(client)
@@ -134,9 +134,10 @@ async def settle_requests(client: Client) -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
+@pytest.mark.timeout(600)  # for a thousand requests
 @pytest.mark.parametrize("num_engines", [1, 2])
 async def test_look_ups_are_right_and_leave_no_trace(num_engines: int, autojump_clock: trio.abc.Clock) -> None:
-    """Equal numbers, and the same blocks in the same order of eviction, and counters, as without the look-ups.
+    """Look-ups have the numbers of their requests, and change neither blocks, nor the order of eviction, nor counters.
 
     With two engines, the one that is asked is the one that then serves.
     """
@@ -151,7 +152,7 @@ async def test_look_ups_are_right_and_leave_no_trace(num_engines: int, autojump_
 
 
 async def test_choices_share_the_look_up(autojump_clock: trio.abc.Clock) -> None:
-    """The prompt is cached once, however many choices there are."""
+    """A prompt has one entry in the answer, however many choices its request has."""
     async with small_runtime() as client:
         http, request = over_http(client), body(prompt_of(4 * BLOCK, seed=1), n=3, temperature=1, seed=1)
         for expected in (0, 3 * BLOCK):
@@ -162,6 +163,7 @@ async def test_choices_share_the_look_up(autojump_clock: trio.abc.Clock) -> None
 
 
 async def test_each_prompt_of_a_list(autojump_clock: trio.abc.Clock) -> None:
+    """Each prompt of a list has its own entry."""
     async with small_runtime() as client:
         http, cached, other = over_http(client), prompt_of(4 * BLOCK, seed=1), prompt_of(2 * BLOCK, seed=2)
         await http.post(COMPLETIONS, body(cached))
@@ -221,6 +223,7 @@ async def test_only_the_own_tenant_and_salt(autojump_clock: trio.abc.Clock) -> N
 
 
 async def test_without_prefix_caching(autojump_clock: trio.abc.Clock) -> None:
+    """Without prefix caching nothing is found, for the reason `disabled`."""
     async with small_runtime(enable_prefix_caching=False) as client:
         http, prompt = over_http(client), prompt_of(4 * BLOCK, seed=1)
         await http.post(COMPLETIONS, body(prompt))
@@ -230,7 +233,7 @@ async def test_without_prefix_caching(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_refused_as_the_request_would_be(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt that is too long, and one with its output, get the request's own error."""
+    """A prompt that is too long, alone or with its output, gets the request's own error."""
     async with small_runtime() as client:
         http = over_http(client)
         for asked_for in (body(prompt_of(1008, seed=1)), body(prompt_of(1000, seed=1), max_tokens=100)):
@@ -241,7 +244,8 @@ async def test_refused_as_the_request_would_be(autojump_clock: trio.abc.Clock) -
 
 
 async def test_an_engine_that_dies_leaves_no_question_open(autojump_clock: trio.abc.Clock) -> None:
-    """What it has taken is answered with 503, and so is what is asked while there is no engine; then all is well."""
+    """A question that the dead engine had received is a 503, and so is one while no engine serves; the next engine
+    answers again."""
     async with small_runtime() as client:
         http, lookups = over_http(client), client.runtime.desk.sequences.lookups
         question = {"url": COMPLETIONS, "body": body(prompt_of(2 * BLOCK, seed=1))}
@@ -254,13 +258,14 @@ async def test_an_engine_that_dies_leaves_no_question_open(autojump_clock: trio.
             exchange, answer = await http.post(LOOKUP, question)
             assert exchange.status == 503, answer
         assert len(lookups) == 0
-        await eventually(lambda: client.runtime.desk.health().is_ready, "another engine serves")
+        while not client.runtime.desk.health().is_ready:
+            await trio.sleep(0.02)
         exchange, _ = await http.post(LOOKUP, question)
         assert exchange.status == 200
 
 
-async def test_an_asker_that_leaves_takes_its_question_along(autojump_clock: trio.abc.Clock) -> None:
-    """Nothing is kept of it, in the tokenizer or on its way to an engine."""
+async def test_a_cancelled_look_up_leaves_nothing(autojump_clock: trio.abc.Clock) -> None:
+    """Nothing of a cancelled look-up is kept, in the tokenizer or on its way to an engine."""
     async with small_runtime() as client:
         lookups = client.runtime.desk.sequences.lookups
         request: Encode = client.encode(prompt_of(2 * BLOCK, seed=1))

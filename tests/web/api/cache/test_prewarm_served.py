@@ -1,4 +1,4 @@
-"""Prompts that are only brought into the cache, over a whole runtime: what is answered, cached, pinned and recorded."""
+"""Prewarming over a whole runtime: what is answered, cached, pinned and recorded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assert_empty(url: str, answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("url", BODIES)
 async def test_the_prompt_is_cached_and_nothing_is_generated(url: str, autojump_clock: trio.abc.Clock) -> None:
-    """Empty output with its usage, a record of its own, no tokens counted as generated; the next request hits."""
+    """The output is empty, with usage and a record; no token counts as generated; the next request hits."""
     journal = KeptJournal()
     async with small_runtime(journal=journal) as client:
         http = over_http(client)
@@ -81,7 +81,7 @@ async def test_the_prompt_is_cached_and_nothing_is_generated(url: str, autojump_
 
 
 async def test_no_token_is_drawn(autojump_clock: trio.abc.Clock) -> None:
-    """No engine samples one, whether a prompt is computed at once or in chunks, alone or beside others."""
+    """No engine samples a token, whether a prompt is computed at once or in chunks, alone or beside others."""
     async with small_runtime(max_num_batched_tokens=64) as client:
         backend, drawn = client.engine.executor.backend, list[int]()
         step = backend.step
@@ -130,7 +130,7 @@ async def events(http: HttpClient, url: str) -> list[dict[str, Any]]:
 
 
 async def test_streams_end_at_once(autojump_clock: trio.abc.Clock) -> None:
-    """Each API's own first and last events, and no text between them."""
+    """A stream has its API's first and last events, and no text between them."""
     async with small_runtime() as client:
         http = over_http(client)
         for url in (CHAT, COMPLETIONS):
@@ -155,7 +155,7 @@ async def test_streams_end_at_once(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_breakpoints_pin(autojump_clock: trio.abc.Clock) -> None:
-    """What OpenAI's fields mark is kept for as long as `cache_control` keeps it, and given up at its end."""
+    """A prefix marked by OpenAI's fields is pinned as long as one marked by `cache_control`, and then released."""
     part = {"type": "text", "text": LONG, "prompt_cache_breakpoint": {"mode": "explicit"}}
     request = {**COMMON, "messages": [{"role": "user", "content": [part]}, *SAID], **PREWARM}
     request["prompt_cache_options"] = {"mode": "explicit", "ttl": "12h", "prewarm": True}
@@ -173,13 +173,14 @@ async def test_breakpoints_pin(autojump_clock: trio.abc.Clock) -> None:
 
 @pytest.mark.parametrize("field", [{"echo": True}, {"prompt_logprobs": 1}])
 async def test_what_would_be_output_is_refused(field: dict[str, Any], autojump_clock: trio.abc.Clock) -> None:
+    """Prewarming is refused together with fields that put the prompt into the output."""
     async with small_runtime() as client:
         exchange, answer = await over_http(client).post(COMPLETIONS, {**prewarming(COMPLETIONS), **field})
         assert exchange.status == 400 and answer["error"]["param"] == "prompt_cache_options.prewarm"
 
 
 async def test_a_grammar_is_not_compiled(autojump_clock: trio.abc.Clock) -> None:
-    """A request that is sent later with tools and a format is prewarmed as it is."""
+    """A request that is to be sent later with a format can be prewarmed unchanged."""
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     async with small_runtime() as client:
         exchange, answer = await over_http(client).post(CHAT, {**prewarming(CHAT), "response_format": schema})

@@ -40,7 +40,7 @@ async def streamed_deltas(events: list[OutletEvent], **changes: Any) -> tuple[li
 
 
 async def test_whole_message() -> None:
-    """A message has its text, its reasoning under both names and its calls; it stopped to have them carried out."""
+    """A message has its text, its reasoning under both names, its calls, and the finish reason `tool_calls`."""
     choice = await whole_choice(script(*SOME_CALL))
     message = choice["message"]
     (call,) = message.pop("tool_calls")
@@ -173,7 +173,7 @@ async def test_hidden_reasoning() -> None:
 
 
 async def test_usage_has_the_reasoning_tokens_of_the_record() -> None:
-    """Whole and in a stream's last chunk; the running usage has those counted so far."""
+    """A whole response and a stream's last chunk have the record's count; the running usage has the count so far."""
     events = [
         STARTED,
         *deltas(*SOME_CALL),

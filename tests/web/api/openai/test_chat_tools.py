@@ -169,7 +169,7 @@ async def test_model_without_reasoning() -> None:
 
 
 async def test_extras() -> None:
-    """Documents, token ids, and a message that is continued."""
+    """Documents, a message to be continued, and the wish for token ids reach the desk."""
     documents = [{"title": "t", "text": "x"}]
     messages = [USER, {"role": "assistant", "content": "The"}]
     asked = await chat(

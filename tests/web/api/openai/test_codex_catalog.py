@@ -39,7 +39,7 @@ async def test_every_required_field() -> None:
 
 
 async def test_reasoning_levels() -> None:
-    """They are offered if the model's reasoning can be switched."""
+    """Reasoning levels are offered if the model's reasoning can be switched."""
     levels = [
         [level["effort"] for level in (await catalog(o))[0]["supported_reasoning_levels"]] for o in (PLAIN, THINKING)
     ]

@@ -229,7 +229,7 @@ async def test_any_content_type(content_type: str) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_unknown_model(path: str) -> None:
-    """A 404 with the expected code, which precedes errors of other fields."""
+    """An unknown model is a 404 with the expected code, and precedes errors of other fields."""
     exchange, answer = await Client(make_app(FakeDesk())).post(path, {"model": "huge"})
     assert exchange.status == 404
     assert answer["error"]["code"] == "model_not_found" and answer["error"]["param"] == "model"
@@ -247,7 +247,7 @@ async def test_unknown_route_and_method() -> None:
 
 
 async def test_body_too_large() -> None:
-    """413 in the same shape."""
+    """A body that is too large is a 413 in the same shape."""
     app = make_app(FakeDesk(), AppOptions(max_body_bytes=100))
     exchange, answer = await Client(app).post(COMPLETIONS, json.dumps(body(COMPLETIONS, prompt="x" * 200)).encode())
     assert exchange.status == 413 and answer["error"]["code"] == "body_too_large"

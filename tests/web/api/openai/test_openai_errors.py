@@ -89,7 +89,7 @@ async def test_end_without_reason_is_an_error(outcome: Outcome) -> None:
 
 
 async def test_closed_desk() -> None:
-    """A 503 with Retry-After and the desk's message."""
+    """A closed desk is a 503 with Retry-After and the desk's message."""
     exchange, answer = await Client(make_app(FakeDesk(closed="draining"))).post(PATH, BODY)
     assert exchange.status == 503 and exchange.headers["retry-after"] == "1"
     assert answer["error"]["message"] == "draining"
@@ -191,7 +191,7 @@ WAITING = (
 async def test_stream_that_waits_in_the_queue(
     path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Its client gets the head and a heartbeat in time, and later the same events as one that did not wait."""
+    """The client gets the head and a heartbeat in time, and later the same events as one that did not wait."""
     async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
         await exchange.wait_started()
         at_once = events_of(await exchange.read())
@@ -212,7 +212,7 @@ async def test_stream_that_waits_in_the_queue(
 async def test_refusal_of_a_stream_that_waited(
     path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """It has its own status before the first heartbeat, and is an error event in the API's shape after it."""
+    """A refusal has its own status before the first heartbeat, and is an error event in the API's shape after it."""
     for wait_s in (14.0, 16.0):
         desk = FakeDesk(scripted())
         async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", path, body) as exchange:
@@ -229,7 +229,7 @@ async def test_refusal_of_a_stream_that_waited(
 async def test_stream_that_waits_for_the_tokenizer(
     path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """While too many requests are before it, its client gets the same as one that waits in the queue."""
+    """While a request waits for the tokenizer, its client gets the same as one whose request waits in the queue."""
     async with Client(make_app(FakeDesk())).open("POST", path, body) as exchange:
         await exchange.wait_started()
         at_once = events_of(await exchange.read())
@@ -250,7 +250,7 @@ async def test_stream_that_waits_for_the_tokenizer(
 async def test_failure_after_waiting_for_the_tokenizer(
     path: str, body: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """It has its own status before the first heartbeat, and ends the stream with an error after it."""
+    """A failure has its own status before the first heartbeat, and ends the stream with an error after it."""
     for wait_s in (14.0, 16.0):
         desk = FakeDesk(gate=trio.Event(), start_error=RuntimeError("a secret"))
         async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", path, body) as exchange:
@@ -264,7 +264,7 @@ async def test_failure_after_waiting_for_the_tokenizer(
 
 
 async def test_client_that_leaves_while_it_waits_for_the_tokenizer(autojump_clock: trio.testing.MockClock) -> None:
-    """Its request is left, and not sent to the tokenizer later, before the head and after it."""
+    """If a client leaves, before or after the head, its request is left and never reaches the tokenizer."""
     for wait_s in (14.0, 16.0):
         desk = FakeDesk(gate=trio.Event())
         async with Client(make_app(desk, AppOptions(heartbeat_s=15.0))).open("POST", PATH, STREAM) as exchange:

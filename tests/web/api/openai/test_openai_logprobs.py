@@ -113,7 +113,7 @@ async def test_sampled_token_among_others_of_its_text() -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_tokens_as_ids(is_streamed: bool) -> None:
-    """With vLLM's extension tokens are named by their ids, of which no two have the same; all else is as without."""
+    """With vLLM's extension tokens are named by their ids, which are unique; everything else is unchanged."""
 
     async def told(path: str, **fields: Any) -> list[dict[str, Any]]:
         if not is_streamed:

@@ -1,4 +1,4 @@
-"""OpenAI's fields about caching: what of a prompt is marked, for how long, and which fields had no effect."""
+"""OpenAI's cache fields: which parts of a prompt are marked, for how long, and which fields have no effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT_TYPE = {CHAT: "text", RESPONSES: "input_text"}
 
 
 async def send(path: str, **fields: Any) -> tuple[FakeDesk, str | None]:
-    """Return the desk that a request was opened at, and the fields that it was told are ignored."""
+    """Return the desk of an accepted request, and the fields that the response names as ignored."""
     desk = FakeDesk()
     exchange, answer = await Client(make_app(desk)).post(path, {"model": "tiny", **fields})
     assert exchange.status == 200, answer
@@ -45,7 +45,7 @@ async def marks(path: str, *parts: dict[str, Any], **fields: Any) -> tuple[tuple
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_a_breakpoint_is_at_the_end_of_its_part(path: str) -> None:
-    """In either mode; without a ttl, the next shorter one of OpenAI's half an hour."""
+    """Breakpoints count in either mode; without a ttl they have the next one below OpenAI's half an hour."""
     for options in ({}, {"prompt_cache_options": EXPLICIT}, {"prompt_cache_options": {"mode": "implicit"}}):
         found = await marks(path, {"text": "one", **MARK}, {"text": "two"}, {"text": "three", **MARK}, **options)
         assert found == (((SHORT, 0, 3), (SHORT, 0, 11)), None)
@@ -65,11 +65,13 @@ async def test_a_breakpoint_is_at_the_end_of_its_part(path: str) -> None:
     ],
 )
 async def test_a_ttl_becomes_the_next_shorter_one(path: str, fields: dict[str, Any], ttl: CacheTtl) -> None:
+    """A ttl, or a retention in its place, is rounded down to one that is supported, but not below five minutes."""
     assert await marks(path, {"text": "one", **MARK}, **fields) == (((ttl, 0, 3),), None)
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_a_breakpoint_may_have_a_ttl_of_its_own(path: str) -> None:
+    """A breakpoint's own ttl takes precedence over that of the options."""
     own = {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
     options = {"prompt_cache_options": {**EXPLICIT, "ttl": "30m"}}
     found = await marks(path, {"text": "one", **own}, {"text": "two", **MARK}, **options)
@@ -79,7 +81,8 @@ async def test_a_breakpoint_may_have_a_ttl_of_its_own(path: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 @pytest.mark.parametrize("fields", [{"prompt_cache_options": {"ttl": "1h"}}, {"prompt_cache_retention": "24h"}])
 async def test_a_named_ttl_keeps_the_last_message_too(path: str, fields: dict[str, Any]) -> None:
-    """OpenAI's implicit breakpoint; three explicit ones fit beside it, and earlier ones are named."""
+    """A ttl sets OpenAI's implicit breakpoint; three explicit ones fit beside it, and earlier ones are named as
+    ignored."""
     assert await marks(path, {"text": "one"}, **fields) == (((LONG, 1, 3),), None)
     parts = [{"text": str(index), **MARK} for index in range(4)]
     found, ignored = await marks(path, *parts, **fields)
@@ -89,6 +92,7 @@ async def test_a_named_ttl_keeps_the_last_message_too(path: str, fields: dict[st
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_the_last_four_count(path: str) -> None:
+    """Of more than four breakpoints the last four count, and the others are named as ignored."""
     parts = [{"text": str(index), **MARK} for index in range(6)]
     found, ignored = await marks(path, *parts, prompt_cache_options=EXPLICIT)
     assert [place for _, *place in found] == [[0, 3], [0, 4], [0, 5], [0, 6]]
@@ -97,7 +101,7 @@ async def test_the_last_four_count(path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_what_has_no_effect_is_named(path: str) -> None:
-    """A ttl with nothing to keep, a retention beside a ttl, and fields that mean nothing here."""
+    """A ttl without a breakpoint, a retention beside a ttl, and unsupported options are named as ignored."""
     for fields, ignored in (
         ({"prompt_cache_options": {**EXPLICIT, "ttl": "1h"}}, "prompt_cache_options.ttl"),
         ({"prompt_cache_options": EXPLICIT, "prompt_cache_retention": "24h"}, "prompt_cache_retention"),
@@ -111,6 +115,7 @@ async def test_what_has_no_effect_is_named(path: str) -> None:
 
 
 async def test_completions_have_no_parts() -> None:
+    """A completion, whose prompt has no parts, ignores a ttl and names it."""
     desk, ignored = await send(COMPLETIONS, prompt="one", prompt_cache_options={"ttl": "1h"})
     assert ignored == "prompt_cache_options.ttl" and desk.ticket.encode.max_tokens != 0
 
@@ -129,6 +134,7 @@ async def test_reasoning_and_results_of_a_response() -> None:
 
 
 async def test_the_last_part_may_be_a_call() -> None:
+    """The implicit breakpoint may be at the end of a call."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     desk, _ = await send(RESPONSES, input=[call], prompt_cache_options={"ttl": "1h"})
     (prompt,) = desk.ticket.encode.prompts
@@ -150,6 +156,7 @@ async def test_the_last_part_may_be_a_call() -> None:
     ],
 )
 async def test_bad_input(path: str, fields: dict[str, Any], param: str) -> None:
+    """An invalid field is a 400 that names it; no request is opened."""
     desk = FakeDesk()
     request = {"model": "tiny", **said(path, {"text": "x"}), **fields}
     exchange, answer = await Client(make_app(desk)).post(path, request)
@@ -162,6 +169,7 @@ async def test_bad_input(path: str, fields: dict[str, Any], param: str) -> None:
     [(True, ""), ({}, ".mode"), ({"mode": "implicit"}, ".mode"), ({**EXPLICIT, "ttl": "x"}, ".ttl")],
 )
 async def test_bad_breakpoints(path: str, value: Any, problem: str) -> None:
+    """An invalid breakpoint is a 400 that names it by its path."""
     request = {"model": "tiny", **said(path, {"text": "x", "prompt_cache_breakpoint": value})}
     exchange, answer = await Client(make_app(FakeDesk())).post(path, request)
     assert exchange.status == 400

@@ -18,6 +18,7 @@ from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, Req
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, scripted
+from tests.web.wires import PATIENCE_S
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi"}
@@ -277,7 +278,7 @@ async def test_client_disconnects(body: dict[str, Any], num_events: int) -> None
     """A client that disconnects at any event leaves its ticket once, and no task remains."""
     desk = FakeDesk(scripted(*hello()[:num_events]))
     num_tasks = trio.lowlevel.current_statistics().tasks_living
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         async with Client(make_app(desk)).open("POST", PATH, body) as exchange:
             await trio.testing.wait_all_tasks_blocked()
             exchange.leave()

@@ -255,7 +255,7 @@ async def test_bad_fields(fields: dict[str, Any], param: str, message: str) -> N
 
 
 async def test_unknown_model() -> None:
-    """A 404 with the code that clients expect."""
+    """An unknown model is a 404 with the code that clients expect."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, body(model="huge"))
     assert exchange.status == 404 and answer["error"]["code"] == "model_not_found"
 

@@ -59,7 +59,7 @@ NAMES = ["shell", "apply_patch", "note", "mcp__git__log", "mcp__git__apply_patch
 
 
 async def test_tools() -> None:
-    """The template sees functions; others are skipped and named. The writers know what a name stands for."""
+    """The template sees functions; others are skipped and named. The reply's rules have the original of each name."""
     asked = await respond(tools=TOOLS)
     described = "Edits files.\n\nThe input must match this grammar (lark):\nstart: /.+/"
     assert asked.prompt.tools == (
@@ -176,7 +176,7 @@ async def test_history() -> None:
 
 
 async def test_items_without_meaning_here() -> None:
-    """They are skipped and named, as is reasoning that only its issuer can read."""
+    """Such items are skipped and named, as is reasoning that only its issuer can read."""
     items = [
         USER,
         {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
