@@ -1,8 +1,8 @@
 """The whole engine without an event loop: batcher, block manager and executor on the fake backend, driven by hand.
 
 A test decides what happens next (a submit, an abort, the executor runs one plan, the scheduler handles one result). The
-bench does what the scheduler's actor would do, and checks at every step what must always hold of the engine. What its
-reports say is checked in `reported_sequences.py`.
+bench does what the scheduler's actor would do, and checks at every step what must always hold of the engine. Its
+reports are checked in `reported_sequences.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.actors.properties import check_writes_are_private
 
 
 def num_positions(plan: StepPlan) -> int:
-    """Return the most positions that a plan lets its rows compute."""
+    """Return the maximum number of positions that the rows of a plan may compute."""
     return plan.num_going_on * plan.most_positions + sum(plan.chunk_counts)
 
 
@@ -71,7 +71,7 @@ class EngineBench(ReportedSequences):
             num_stored_ahead=limits.num_blocks // 2,
         )
         self.now = 0.0
-        """The clock that pins, and a lowered token budget, expire by."""
+        """The time by which pins, and a lowered token budget, expire."""
         backend = FakeBackend(
             BackendConfig(
                 model_path=Path(),
@@ -155,7 +155,7 @@ class EngineBench(ReportedSequences):
         self.pump()
 
     def rejoin(self) -> None:
-        """Do what an engine does that has lost its connection, wherever it is: it knows of none of its sequences."""
+        """Do what an engine does once it has lost its connection: drop all sequences, in whatever state they are."""
         committed = self.manager.pool.state().committed_keys()
         pinned = [(pin.key, pin.blocks, pin.expires_at) for pin in self.manager.pins.prefixes()]
         self.plans.clear()
@@ -258,7 +258,7 @@ class EngineBench(ReportedSequences):
 
     @property
     def is_broken(self) -> bool:
-        """Whether a step has failed and those after it are not answered yet."""
+        """Whether a step has failed and the results of those after it are still awaited."""
         return self.batcher._state.in_flight.is_broken
 
     @property
@@ -267,7 +267,7 @@ class EngineBench(ReportedSequences):
         return self.batcher._state.retries.is_active
 
     def reserve_blocks(self, num_blocks: int) -> None:
-        """Keep so many blocks free at each admission from now on."""
+        """Keep this many blocks free at each admission from now on."""
         self.manager._watermark_blocks = num_blocks
 
     # ------------------------------------------------------------ the scheduler's actor
@@ -296,7 +296,7 @@ class EngineBench(ReportedSequences):
                 break
 
     def _check_keys(self, report: StepReport | None) -> None:
-        """Check that whoever applies the reports has the committed keys after each that changes them."""
+        """Check that a reader that applies the reports has the committed keys after each that changes them."""
         if report is not None and (report.stored_keys or report.removed_keys or report.is_cleared):
             assert self.limits.enable_prefix_caching
             self._reader.apply(report)

@@ -1,7 +1,7 @@
-"""What an engine's reports say of the sequences submitted to it, as the web process hears it, with their accounts.
+"""The sequences submitted to an engine, with their accounts, as the web process learns of them from reports.
 
-Used by `engine_bench.py`, which drives the engine: a result is expected to lead to certain entries before the scheduler
-handles it, and each report is checked against that.
+Used by `engine_bench.py`, which drives the engine: before the scheduler handles a result, the entries that must follow
+from it are noted, and each report is checked against them.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class ReportedSequences:
         self._sent: deque[SentPlan] = deque()
         """Plans whose results have not been handled."""
         self._spans: list[tuple[int, int, int]] = []
-        """Those that the next report has to book, from the results handled."""
+        """The spans that the next report must book, from the results handled."""
         self._suspects: set[int] = set()  # in a step that failed
         self._failing: set[int] = set()  # alone in a step that failed, and suspected before
         self._expected_tokens: dict[int, list[int]] = {}
 
     def _expect(self, result: StepResult) -> None:
-        """Note what has to follow from a result, before the batcher handles it."""
+        """Note what must follow from a result, before the batcher handles it."""
         sent = self._sent.popleft()
         plan = sent.plan
         assert plan.step == result.step, "results must arrive in the order of their plans"
@@ -101,12 +101,12 @@ class ReportedSequences:
                 self.num_withdrawn += len(plan.admitted)
 
     def _expect_advances(self, plan: StepPlan, done: StepDone) -> None:
-        """Check how far rows went on, and note the spans that have to be booked."""
+        """Check how far rows advanced, and note the spans that must be booked."""
         counts = done.num_tokens or [1] * len(done.row_ids)
         for row, sequence_id in enumerate(plan.row_ids[: plan.num_going_on]):
             advanced = done.row_ends[row] - done.row_starts[row]
             assert 1 <= advanced <= plan.most_positions
-            assert counts[row] in (advanced, 0), "who goes on advances one position for each token"
+            assert counts[row] in (advanced, 0), "a decoding row advances one position for each token"
             self.num_advanced_further += advanced > 1
             self._spans.append((sequence_id, done.row_starts[row], done.row_ends[row]))
 
@@ -146,7 +146,7 @@ class ReportedSequences:
         assert spans == self._spans, "the reports must book exactly the rows that ran"
         self._spans = []
         for sequence_id, start, end in spans:
-            assert self.submissions[sequence_id].admissions, "a span before its admission"
+            assert self.submissions[sequence_id].admissions, "a span is booked before its admission"
             self.submissions[sequence_id].account.apply(sequence_id, Span(start, end))
         for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
             assert start % self.limits.block_size == end % self.limits.block_size == 0
@@ -177,7 +177,7 @@ class ReportedSequences:
             if error is not None and kind == ErrorKind.INVALID:
                 self.refused.add(sequence_id)
             elif error is not None:
-                assert sequence_id in self._failing, "a sequence failed that was not alone when its step was run again"
+                assert sequence_id in self._failing, "a sequence failed that did not fail alone in a retried step"
 
     def _check_not_ended(self, report: StepReport) -> None:
         groups = (

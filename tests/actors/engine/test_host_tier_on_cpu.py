@@ -1,4 +1,4 @@
-"""The host tier with a real backend: threads copy while passes run, and what comes back has the same bits."""
+"""The host tier with a real backend: threads copy while passes run, and what is loaded has the same bits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answer:
 
 
 async def serve(engine: Engine, reports: Channel[EngineNews], prompts: list[list[int]], first_id: int) -> list[Answer]:
-    """Serve prompts beside each other and return what the reports say of each."""
+    """Serve prompts concurrently and return what the reports say of each."""
     answers = {first_id + index: Answer() for index in range(len(prompts))}
     for sequence_id, prompt in zip(answers, prompts, strict=True):
         sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -55,7 +55,7 @@ async def serve(engine: Engine, reports: Channel[EngineNews], prompts: list[list
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 async def test_same_tokens_from_the_host(kv_cache_dtype: str) -> None:
-    """Prompts come and go over a cache that holds four of five: each answer is that of an engine that holds all."""
+    """With a cache that holds four of five prompts, each answer is that of an engine whose cache holds all."""
     rounds: dict[int, list[Answer]] = {}
     for num_blocks, host_bytes in ((200, None), (45, 64 << 20)):
         config = EngineConfig(
@@ -90,7 +90,7 @@ async def test_same_tokens_from_the_host(kv_cache_dtype: str) -> None:
 
 
 def test_tier_leaves_the_cache_no_memory() -> None:
-    """The backend on the CPU is told of the tier, which will take of the same memory."""
+    """On the CPU, device cache and host tier share one memory, so the room for the cache is what the tier leaves."""
     config = EngineConfig(
         model_path=str(TINY), executor="cpu", block_size=SIZE, num_blocks=9, max_model_len=8 * SIZE, eos_token_ids=()
     )

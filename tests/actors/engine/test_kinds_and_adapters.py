@@ -31,8 +31,8 @@ def watch(client: Client) -> list[StepBatch]:
 
 @pytest.mark.parametrize("most_tokens", [1, 4])
 async def test_adapters_share_no_blocks(autojump_clock: trio.abc.Clock, most_tokens: int) -> None:
-    """The same prompt under two adapters and none is computed three times, each with its own weights; a second request
-    of each finds the blocks of its own."""
+    """The same prompt under two adapters and under none is computed three times, each with its own weights; when asked
+    again, each finds only its own blocks."""
     async with small_runtime(fake_most_tokens=most_tokens) as client:
         answers = [await client.ask(PROMPT, adapter=adapter) for adapter in ("", "one", "two") * 2]
     expected = [text_of(continuation(PROMPT, 8, adapter=adapter)) for adapter in ("", "one", "two")]
@@ -43,11 +43,11 @@ async def test_adapters_share_no_blocks(autojump_clock: trio.abc.Clock, most_tok
 
 
 async def test_batches_say_kind_and_adapter(autojump_clock: trio.abc.Clock) -> None:
-    """Rows have a kind and an adapter while any open sequence has one, and batches without them say nothing."""
+    """Batches have kinds and adapters while any open sequence has one; otherwise both are None."""
     async with small_runtime() as client:
         batches = watch(client)
         await client.ask(PROMPT)
-        assert all(batch.kinds is None and batch.adapters is None for batch in batches)
+        assert batches and all(batch.kinds is None and batch.adapters is None for batch in batches)
         batches.clear()
         await client.ask(PROMPT, adapter="one")
         assert {(*(batch.kinds or ()), *(batch.adapters or ())) for batch in batches} == {
@@ -56,7 +56,7 @@ async def test_batches_say_kind_and_adapter(autojump_clock: trio.abc.Clock) -> N
 
 
 async def test_embedding_draws_nothing(autojump_clock: trio.abc.Clock) -> None:
-    """A sequence that is computed for a vector ends with its prompt; its blocks are cached as those of any other."""
+    """A sequence that is computed for an embedding ends with its prompt; its blocks are cached like any other's."""
     async with small_runtime() as client:
         batches = watch(client)
         answer = await client.ask(PROMPT, kind=SequenceKind.EMBED)

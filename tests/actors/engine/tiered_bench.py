@@ -1,7 +1,7 @@
-"""An engine bench with a host tier: a test also decides when a move is carried, and what goes wrong with it.
+"""An engine bench with a host tier: a test also decides when a move is carried out, and how it fails.
 
-What the mover would do is done by hand. The bench checks that what is counted as loaded from the host is what came from
-there for the very sequence, and that nothing can be found on the host whose bytes are not there.
+The bench does what the mover would do. It checks that what a sequence counts as loaded from the host was loaded for
+this sequence, and that everything that can be found on the host has been stored there.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class TieredBench(EngineBench):
         self.block_bytes = plan.block_bytes
         self.stores: deque[Move] = deque()
         self.loads: deque[Move] = deque()
-        """Those whose barrier has been passed."""
+        """Loads whose barrier has been passed."""
         self._before_barrier: deque[tuple[Move, list[StepPlan]]] = deque()
-        """Other loads, with the plans that were sent before."""
+        """Other loads, each with the plans that were sent before it."""
         self.fail_copies = 0
-        """So many of the next copies raise."""
+        """How many of the next copies raise."""
         self.brought: dict[int, set[int]] = {}
-        """By sequence, the positions that loads of its own have brought."""
+        """By sequence, the positions that were loaded for it."""
         self.counts = dict.fromkeys(("stored", "loaded", *LoadFailure, "counted"), 0)
 
     def num_host_blocks(self, limits: SchedulerConfig) -> int:
@@ -55,7 +55,7 @@ class TieredBench(EngineBench):
     # ------------------------------------------------------------ actions of tests
 
     def carry(self, direction: deque[Move]) -> MoveResult:
-        """Carry the next move of a direction, and let block manager and scheduler handle what has become of it."""
+        """Carry out the next move of a direction, and let block manager and scheduler handle its result."""
         move = direction.popleft()
         host = self.manager.host
         assert host is not None
@@ -76,7 +76,7 @@ class TieredBench(EngineBench):
         return result
 
     def tell_late(self) -> None:
-        """Say that the first load has not come in time, whether its barrier has been passed or not."""
+        """Report that the first load is late, whether its barrier has been passed or not."""
         host = self.manager.host
         assert host is not None
         move = next(iter(self.loads), None) or self._before_barrier[0][0]
@@ -101,7 +101,7 @@ class TieredBench(EngineBench):
             self.loads.append(self._before_barrier.popleft()[0])
 
     def flip_bit(self, slot: int, bit: int) -> None:
-        """Change the bytes of a slot behind everyone's back."""
+        """Flip a bit of a slot's bytes, which nothing is told of."""
         self.store.bytes[slot * self.block_bytes + bit // 8 % self.block_bytes] ^= 1 << bit % 8
 
     def misplace(self, slot: int, other: int) -> None:
@@ -111,7 +111,7 @@ class TieredBench(EngineBench):
         self.store.headers[slot] = self.store.headers[other]
 
     def finish(self) -> None:
-        """Run and carry until nothing is left."""
+        """Run plans and carry out moves until nothing is left."""
         for _ in range(10_000):
             if self.loads:
                 self.carry(self.loads)
@@ -137,7 +137,7 @@ class TieredBench(EngineBench):
     # ------------------------------------------------------------ checks
 
     def check_host(self) -> None:
-        """Check that every key that can be found on the host is in the header of its slot, or has been misplaced."""
+        """Check that the slot of every key that can be found on the host has been stored."""
         host = self.manager.host
         assert host is not None
         for key, slot in host.index._slot_of.items():
@@ -153,7 +153,7 @@ class TieredBench(EngineBench):
         host = self.manager.host
         if host is not None:
             assert not self.loads and not self._before_barrier and not list(host.loads.tables()), (
-                "blocks are held by a load that nobody carries"
+                "a load that nobody carries out holds blocks"
             )
             assert not host.loads._loaded and not host.loads._by_key, (
                 "a load of a sequence that has ended is remembered"
@@ -183,7 +183,7 @@ class TieredBench(EngineBench):
             assert tiers is not None and sum(tiers.values()) == reused
             positions = {at for start, end in zip(spans[::2], spans[1::2], strict=True) for at in range(start, end)}
             assert len(positions) == tiers["host"]
-            assert positions <= self.brought.get(sequence_id, set()), "what has not come is counted as loaded"
+            assert positions <= self.brought.get(sequence_id, set()), "positions are counted as loaded that were not"
             self.counts["counted"] += len(positions)
 
     def _add(self, report: HostTierReport) -> None:

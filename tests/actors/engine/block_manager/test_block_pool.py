@@ -18,7 +18,7 @@ Make = Callable[[int], Pool]
 
 @pytest.fixture(params=POOLS)
 def make(request: pytest.FixtureRequest) -> Make:
-    """Return both pools, the one in Python and the one in C."""
+    """Return what makes a pool: in turn the one in Python and the one in C."""
     make_pool: Make = request.param
     return make_pool
 
@@ -141,7 +141,7 @@ def test_eviction_skips_held_blocks(make: Make) -> None:
 
 
 def test_eviction_queue_is_bounded(make: Make) -> None:
-    """However often blocks are hit and freed, order and count are as if each had one entry."""
+    """However often blocks are hit and freed, the queue stays short; order and count are as if each had one entry."""
     pool = pool_with_cached(make, 5, k("1"), k("12"), k("123"))
     for _ in range(100):
         pool.share([1, 2])
@@ -197,7 +197,7 @@ def test_key_is_committed_once(make: Make) -> None:
 
 
 def test_unpublished_key_is_not_found(make: Make) -> None:
-    """This holds whether its block is held or free; a free one becomes blank."""
+    """A withdrawn key is not found, whether its block is held or free; a free block becomes blank."""
     pool = make(4)
     held, released = pool.take(2)
     pool.publish([held], [k("h")], 3)
@@ -220,7 +220,7 @@ def test_unpublish_spares_other_steps(make: Make) -> None:
     pool.unpublish(block, 3)
     assert pool.match([k("k")], 1) == [block]
     pool.release([block])
-    assert pool.take(1) == [block]  # evicts the cached blocks
+    assert pool.take(1) == [block]  # evicts the cached block
     pool.publish([block], [k("k")], 5)
     pool.unpublish(block, 4)
     assert pool.match([k("k")], 1) == [block]

@@ -1,4 +1,4 @@
-"""What the block manager remembers of evicted blocks: when, for whom, how long idle, and how many went since."""
+"""What the block manager remembers of evicted blocks: when, for whom, how long idle, and how many evictions since."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def log_of(num_blocks: int = 10) -> EvictionLog:
 
 
 def test_facts_of_an_eviction() -> None:
-    """Each key knows who took its place, how long ago, how long it was idle and how many went since."""
+    """The log knows of each key who took its place, how long ago, how long it was idle and how many were evicted
+    since."""
     log = log_of()
     log.now = 100.0
     log.on_released(KEYS[:2])
@@ -25,13 +26,13 @@ def test_facts_of_an_eviction() -> None:
     log.on_removed([KEYS[3]])
     assert log.find(KEYS[0]) == MissDetail(7, 10.0, 50.0, 5)
     assert log.find(KEYS[2]) == MissDetail(7, 10.0, 20.0, 3)
-    assert log.find(KEYS[5]) == MissDetail(7, 10.0, None, 2), "nobody said when it was released"
+    assert log.find(KEYS[5]) == MissDetail(7, 10.0, None, 2), "the time of its release is unknown"
     assert log.find(KEYS[3]) == MissDetail(8, 0.0, 30.0, 1)
     assert log.find(KEYS[9]) is None
 
 
 def test_stored_again() -> None:
-    """A key that is stored again is not evicted any more, and its time of release begins anew."""
+    """A key that is stored again no longer counts as evicted, and its earlier release is forgotten."""
     log = log_of()
     log.on_released(KEYS[:1])
     log.on_removed(KEYS[:1])
@@ -51,7 +52,7 @@ def test_reset_forgets() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """However many keys are released and evicted, a multiple of the pool is remembered, the newest of them."""
+    """However many keys are released and evicted, only the newest are remembered, in proportion to the pool's size."""
     log = EvictionLog(10, lambda key: False)
     for first in range(0, 200, 10):
         log.on_released(KEYS[first : first + 10])

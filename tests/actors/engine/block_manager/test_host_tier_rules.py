@@ -18,7 +18,7 @@ ON_HOST = [7] * 5
 
 
 def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
-    """The pass would copy what a load has written there meanwhile. The next step may load into it."""
+    """Otherwise the step could copy what the load has written. The next step may load into the block."""
     manager = BlockManager(5, SIZE, host_index=HostIndex(2))
     host = manager.host
     assert host is not None
@@ -36,12 +36,12 @@ def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
     after = manager.grant(reserve(5, SIZE, candidates=[Candidate(4, ON_HOST, 5)]))
     assert after.loading_ids == [4]
     (move,) = host.take_moves()
-    assert move.blocks == [copied], "the test has to be about the block that is evicted next"
+    assert move.blocks == [copied], "the copied block must be the next to be evicted, or the test proves nothing"
     check_manager(manager)
 
 
 def test_stores_follow_each_other() -> None:
-    """What has become free during a store is stored after it, without another grant; not after one that failed."""
+    """Blocks that become free during a store are stored next, without another grant; but not after a failed store."""
     manager = BlockManager(5, SIZE, host_index=HostIndex(8), num_stored_ahead=4)
     host = manager.host
     assert host is not None
@@ -61,7 +61,8 @@ def test_stores_follow_each_other() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_stores_wait_for_loads(leaves: bool) -> None:
-    """Nothing is stored beside a load, for which a sequence waits, but after it, or when that sequence is admitted."""
+    """No store runs beside a load that a sequence waits for: it starts once that sequence is admitted, or, if it has
+    left, after the load."""
     manager = BlockManager(5, SIZE, host_index=HostIndex(8), num_stored_ahead=4)
     host = manager.host
     assert host is not None

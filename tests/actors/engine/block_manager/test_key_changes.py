@@ -81,7 +81,7 @@ def test_stored_and_evicted_at_once(cache: Cache) -> None:
 
 
 def test_failed_step(cache: Cache) -> None:
-    """What a failed step had published was never reported, so its withdrawal is not either."""
+    """Keys that a failed step published were never reported, so their withdrawal is not reported either."""
     cache.grant(candidates=[Candidate(1, [1, 2, 3], 3)])
     failed = cache.grant(failed=[1], free=[1])
     assert (failed.stored_keys, failed.removed_keys) == (b"", b"")

@@ -105,8 +105,8 @@ def test_explanations_match_oracle(
 
 
 def test_growing_chat_is_kept_once() -> None:
-    """The memory for a chat of 32,768 tokens that grew by one block per turn is that of its blocks, not turns times
-    that."""
+    """The memory for a chat of 32,768 tokens that grew by one block per turn is proportional to its blocks, not to its
+    blocks times its turns."""
     size, num_turns = 16, 2048
     keys: list[bytes] = []
     fresh = (index.to_bytes(32, "big") for index in count())
@@ -127,7 +127,7 @@ def test_growing_chat_is_kept_once() -> None:
 
 
 def test_only_the_sequence_of_a_run_continues_it() -> None:
-    """A block that another sequence fills behind a run is that sequence's, and is named as such."""
+    """A block that another sequence appends to a run is attributed to that sequence."""
     keys = [name * 32 for name in (b"a", b"b", b"c")]
     tracker = MissTracker(9, SIZE, keys.__contains__)
     tracker.on_stored(keys[:1], b"root", [1, 2], 0, 0, sequence_id=1)
@@ -165,8 +165,8 @@ def test_tokens_of_evicted_blocks_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_evicting_one_of_many_runs_compares_it_with_no_other(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
-    """Prompts of one block that follow the same key are forgotten in whatever order, each without a walk."""
+def test_evicting_one_of_many_runs_does_not_scan_the_others(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    """Prompts of one block that follow the same key can be evicted in any order, each without a linear search."""
     num_runs, num_compared = 1000, 0
 
     def count_comparisons(one: StoredRun, other: object) -> bool:

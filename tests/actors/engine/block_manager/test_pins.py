@@ -218,7 +218,7 @@ def test_overlapping_pins_yield_together(manager: Manager) -> None:
 
 
 def test_failed_step_pins_nothing(manager: Manager) -> None:
-    """The same holds for a dropped step, whose row pins when it runs again."""
+    """Neither a failed step nor a dropped one pins anything; the dropped row pins its prefix when it runs again."""
     candidate = manager.candidate(PROMPT, Pin(2, 300), Pin(4, 300))
     manager.grant(candidates=[candidate], chunk=8)
     manager.grant(rows=[(candidate.id, 8, 10)])
@@ -230,11 +230,11 @@ def test_failed_step_pins_nothing(manager: Manager) -> None:
     failing = manager.candidate(other(1), Pin(4, 300))
     manager.grant(candidates=[failing])
     granted = manager.grant(failed=[manager.step], free=[failing.id])
-    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the first block is held by a sequence"
+    assert pinned_of(granted) == [] and granted.num_pinned_blocks == 0, "the pinned blocks are held by a sequence"
 
 
 def test_blocks_being_rewritten_are_not_pinned(manager: Manager) -> None:
-    """They were lost before their step was committed, and the step that writes them again may still fail."""
+    """The blocks were evicted before their step was committed, and the step that writes them again may still fail."""
     first = manager.candidate(PROMPT, Pin(4, 300))
     manager.grant(candidates=[first])
     taker = manager.candidate(other(1, 64))
@@ -277,7 +277,7 @@ def test_reset_removes_all_pins(manager: Manager) -> None:
 
 
 class CountingPool:
-    """A pool that counts the blocks of which it is asked, or told, something about pins."""
+    """A pool that counts the blocks passed to the calls that pins make."""
 
     def __init__(self, num_blocks: int) -> None:
         self._pool = make_pool(num_blocks)
@@ -305,9 +305,9 @@ def middles_first(numbers: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("order", ["shortest", "longest", "longest, then shortest", "middle"])
-def test_pins_of_every_prefix_take_no_more_than_its_blocks(order: str) -> None:
-    """They are made without a look at the blocks that others cover, kept once a block, and give way one after the
-    other, longest first, without a look at the others."""
+def test_pinning_every_prefix_costs_about_one_lookup_a_block(order: str) -> None:
+    """Nested pins are made without looking again at blocks that others cover, and store each block once. They give way
+    longest first, and none looks at the blocks of the others."""
     num_blocks = 200
     ends = list(range(1, num_blocks + 1))
     if order == "middle":
@@ -325,7 +325,7 @@ def test_pins_of_every_prefix_take_no_more_than_its_blocks(order: str) -> None:
         pins.plan(1, [num_pinned], [0], [num_pinned * SIZE])
         pins.commit([1], 0.0)
     assert len(pins) == num_blocks and sum(map(len, pins.blocks())) == num_blocks
-    assert pool.num_looked_at <= num_blocks * 12, "as many as halving takes, for each"
+    assert pool.num_looked_at <= num_blocks * 12, "more than a binary search for each pin"
     check_pins(pins)
     pool.num_looked_at = 0
     pins.give_way(num_blocks // 2)

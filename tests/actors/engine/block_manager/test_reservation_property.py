@@ -159,9 +159,9 @@ def cached_of(machine: ReservationRules, tokens: list[int], domain: str) -> int:
 
 
 class Domains(ReservationRules):
-    is_copied = True
-
     """Follows whose tokens each block holds."""
+
+    is_copied = True
 
     def begin(self) -> None:
         super().begin()

@@ -1,4 +1,5 @@
-"""The keys that are told of an engine with a host tier: what can be found anywhere, and what lies on the host alone."""
+"""The key changes that an engine with a host tier reports: what can be found in any tier, and what is only on the
+host."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ def store(changes: TieredKeyChanges, *keys: bytes, tier: Tier = Tier.DEVICE) -> 
 
 
 def test_block_moves_to_the_host() -> None:
-    """A block that is evicted to the host is not removed: it is lowered, whichever of the two comes first."""
+    """A block that is on the host when the device evicts it, or soon after, is reported as lowered, not as removed."""
     changes = TieredKeyChanges()
     store(changes, A, B)
     assert changes.take() == KeyChange(A[:8] + B[:8], b"", is_cleared=False)
     store(changes, A, tier=Tier.HOST)
-    assert changes.take() == KeyChange(b"", b"", is_cleared=False), "it is on the device still"
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False), "it is still on the device"
     changes.on_removed([B, A])
     store(changes, B, tier=Tier.HOST)
     moved = changes.take()
@@ -31,7 +32,7 @@ def test_block_moves_to_the_host() -> None:
 
 
 def test_block_comes_back() -> None:
-    """A block that was loaded again is raised, and lowered again once the device has evicted it."""
+    """A block that is loaded again is reported as raised, and as lowered again once the device has evicted it."""
     changes = TieredKeyChanges()
     store(changes, A)
     store(changes, A, tier=Tier.HOST)
@@ -44,7 +45,8 @@ def test_block_comes_back() -> None:
 
 
 def test_removed_from_the_last_tier() -> None:
-    """Only what has left both tiers is removed; what came and went meanwhile is not told of."""
+    """Only a key that has left both tiers is reported as removed; one that came and went since the last report is not
+    mentioned."""
     changes = TieredKeyChanges()
     store(changes, A)
     store(changes, A, tier=Tier.HOST)
@@ -79,7 +81,7 @@ def test_new_reader() -> None:
 
 
 def test_any_order() -> None:
-    """Whoever applies every change knows which keys are anywhere, and which are on the host alone."""
+    """A reader that applies every change knows which keys are in any tier, and which are only on the host."""
     rng = random.Random(7)
     keys = [bytes([index]) * 32 for index in range(6)]
     changes = TieredKeyChanges()
@@ -109,6 +111,6 @@ def test_any_order() -> None:
 
 
 def test_without_a_host_tier() -> None:
-    """An engine without a host tier keeps no account of places."""
+    """An engine without a host tier does not track the tiers of its keys."""
     assert type(make_key_changes(has_host_tier=False)) is KeyChanges
     assert type(make_key_changes(has_host_tier=True)) is TieredKeyChanges

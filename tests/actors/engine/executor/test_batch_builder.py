@@ -1,4 +1,4 @@
-"""What a sequence's state takes from the sampling parameters of its request, and what its rows pass on."""
+"""What a sequence's state takes from its request's sampling parameters, and what its rows pass to the backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_rows_draw_as_the_request_says() -> None:
 
 
 def test_top_p_of_zero_is_greedy() -> None:
-    """No backend has to know it: the row is that of a greedy sequence."""
+    """The row is that of a greedy sequence, so that no backend needs to handle `top_p=0`."""
     params = SamplingParams(max_tokens=1, temperature=0.9, top_p=0.0)
     state = SequenceState(slot=0, sampling=params, num_outputs=0, keys=[b""], tokens=[1])
     row = {name: getattr(state.row_sampling, name) for name in attrs.fields_dict(RowSampling)}
@@ -49,7 +49,7 @@ def test_budget_is_processed_only_where_it_forces_a_token() -> None:
 
 
 def processing_of(state: SequenceState) -> Processing | None:
-    """Return what the batch of a step that samples for this sequence alone changes of its logits."""
+    """Return the logit processing in the batch of a step that samples for this sequence alone."""
     end = len(state.tokens)
     plan = StepPlan(
         step=1,

@@ -1,4 +1,4 @@
-"""Grammars of every kind, drawn at random: each gets a verdict and masks, and takes a bounded time."""
+"""Random grammars of every kind: each gets a verdict and masks within a bounded time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COUNT = 60
 
 @pytest.mark.parametrize("kind", DRAWERS)
 async def test_drawn_grammars(kind: str) -> None:
-    """Whatever a grammar is, it is accepted, refused or ended, and so is each of its outputs."""
+    """Every grammar is accepted, refused or ended for taking too long; every accepted one gets masks."""
     report = (await draw_and_follow([kind], COUNT, seed=1))[kind]
     assert report.verdicts.total() == (COUNT // 20 if kind == "late" else COUNT)
     assert set(report.verdicts) <= {"accepted", "refused", "ended"}

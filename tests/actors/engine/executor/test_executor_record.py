@@ -36,13 +36,13 @@ def hit(bench: EngineBench) -> StepPlan:
 
 
 def without_draw(plan: StepPlan) -> StepPlan:
-    """Return the plan for a sequence that has no outputs: what it draws would depend on blocks that are wrong."""
+    """Return the plan for a sequence that draws no token, which would depend on wrong blocks."""
     (admit,) = plan.admitted
     return replace(plan, admitted=[replace(admit, max_len=len(admit.tokens))])
 
 
 def writer_of(plan: StepPlan) -> StepPlan:
-    """Return a plan in which another sequence, of which nothing is granted, writes the same blocks."""
+    """Return a plan in which another sequence, to which nothing is granted, writes the same blocks."""
     (admit,), (blocks,) = plan.admitted, plan.new_blocks.values()
     writer = replace(admit, sequence_id=77, keys=[], tokens=[5] * 11, max_len=12)
     return replace(plan, admitted=[writer], row_ids=[77], chunk_starts=[0], chunk_counts=[11], new_blocks={77: blocks})
@@ -177,8 +177,8 @@ def test_no_copy_after_unconfirmed_grant() -> None:
 
 
 def test_copy_source_may_be_the_destination() -> None:
-    """The source is held by no sequence: in a small pool it becomes the new sequence's own, which then contains what it
-    needs."""
+    """No sequence holds the source: in a small pool it becomes the new sequence's own block, which then already has the
+    right contents."""
     bench = warm_bench(num_blocks=4)
     bench.submit([1, 2], 2)
     (submission,) = bench.submit(PROMPT[:8], 1)

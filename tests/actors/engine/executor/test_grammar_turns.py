@@ -1,4 +1,4 @@
-"""Which grammars are compiled ahead of their sequences: tenants take turns, and few places are held."""
+"""Which grammars are compiled ahead of their sequences: tenants take turns, and the number of grammars is bounded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def entry(tenant: str, number: int) -> Entry:
 
 
 def names(turns: GrammarTurns, count: int = 1000) -> list[str]:
-    """Take as many as there are, and return their tenants and texts."""
+    """Take all entries whose turn it is, and return their tenants and texts."""
     taken = [one for one in (turns.next() for _ in range(count)) if one is not None]
     return [f"{one.tenant}{one.text}" for one in taken]
 
 
 def test_tenants_take_turns() -> None:
-    """Another tenant's grammar is not behind all of one that sends many."""
+    """One tenant's many grammars do not delay another tenant's by more than one turn."""
     turns = GrammarTurns()
     for number in range(4):
         turns.add(entry("a", number))
@@ -31,7 +31,7 @@ def test_tenants_take_turns() -> None:
 
 
 def test_places_are_bounded() -> None:
-    """One tenant holds a few of all places; they are free once its sequences begin, or after a while."""
+    """One tenant gets only a few of all places; a place is free again once its sequence begins, or after a while."""
     now = [0.0]
     turns = GrammarTurns(lambda: now[0])
     its = [entry("a", number) for number in range(2 * MAX_AHEAD_PER_TENANT)]
@@ -44,7 +44,7 @@ def test_places_are_bounded() -> None:
     now[0] = AWAITED_S + 1
     assert turns.expired() == its[1 : MAX_AHEAD_PER_TENANT + 1] and turns.expired() == []
     assert len(names(turns)) == MAX_AHEAD_PER_TENANT - 2 and turns.num_waiting == 0
-    turns.leave(its[0])  # nothing is left to give up
+    turns.leave(its[0])  # has left before: changes nothing
 
     for number in range(2 * MAX_AHEAD):
         turns.add(entry(f"t{number}", number))

@@ -1,4 +1,4 @@
-"""The backend prepares later passes while no sequence is there, and no plan waits for that."""
+"""The backend prepares later passes while there are no sequences, and no plan waits for more than one piece of it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class BusyBackend(RunsAtOnce):
     def while_idle(self) -> bool:
         self.log.append("piece")
         self.has_begun.set()
-        self.may_go_on.wait(5)
+        assert self.may_go_on.wait(60)
         self.num_left -= 1
         return self.num_left > 0
 
 
 def test_nothing_while_there_are_sequences() -> None:
-    """Between the passes of a sequence the backend prepares nothing; after it has ended, it does."""
+    """The backend prepares nothing while there is a sequence, and continues once it has ended."""
     bench = EngineBench(LIMITS)
     busy = BusyBackend(bench.executor.backend, 2)
     busy.may_go_on.set()
@@ -59,7 +59,7 @@ def test_nothing_while_there_are_sequences() -> None:
 
 
 async def test_plan_waits_for_one_piece() -> None:
-    """A plan that comes while a piece is done is run before the next piece."""
+    """A plan that arrives during a piece of preparation runs before the next piece."""
     bench = EngineBench(LIMITS)
     busy = BusyBackend(bench.executor.backend, 3)
     bench.executor.backend = cast(Backend, busy)
@@ -68,7 +68,7 @@ async def test_plan_waits_for_one_piece() -> None:
     plans = Channel[StepPlan](10)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_executor, bench.executor, plans, results)
-        await trio.to_thread.run_sync(busy.has_begun.wait, 5)
+        assert await trio.to_thread.run_sync(busy.has_begun.wait, 60)
         plans.post(bench.plans[0])
         await trio.testing.wait_all_tasks_blocked()
         busy.may_go_on.set()

@@ -68,7 +68,7 @@ class Spy(RunsAtOnce):
 
 
 def test_history_with_chunks_and_cache_hits() -> None:
-    """Prompts are computed in chunks, then half from the cache, while steps overlap."""
+    """The history is complete for prompts computed in chunks, and then from the cache, while steps overlap."""
     bench = EngineBench(LIMITS)
     spy = Spy.on(bench)
     prompt = [*range(100, 140), 100]
@@ -80,7 +80,7 @@ def test_history_with_chunks_and_cache_hits() -> None:
 
 
 def test_history_survives_preemption() -> None:
-    """With too few blocks, known outputs return as part of the history; void ones do not."""
+    """After a preemption, the history contains the known outputs, and not the void ones."""
     bench = EngineBench(attrs.evolve(LIMITS, num_blocks=16))
     spy = Spy.on(bench)
     for index in range(4):
@@ -91,7 +91,8 @@ def test_history_survives_preemption() -> None:
 
 
 def test_history_survives_dropped_step() -> None:
-    """One step fails, again when it is repeated; the sequence of the step after it, which was dropped, starts again."""
+    """One step fails, and again when retried; the history of a sequence that was only in the dropped step after it is
+    complete."""
     bench = EngineBench(LIMITS)
     spy = Spy.on(bench)
     (first,) = bench.submit([1, 2, 3], 12, rules=RULES)
@@ -110,7 +111,7 @@ def test_no_processing_without_rules() -> None:
     spy = Spy.on(bench)
     bench.submit([1, 2, 3], 3, rules=RULES)
     bench.finish()
-    assert all(spy.seen)
+    assert spy.seen and all(spy.seen)
     spy.seen.clear()
     bench.submit([1, 2, 3, 4], 6)
     bench.finish()
@@ -118,8 +119,8 @@ def test_no_processing_without_rules() -> None:
 
 
 def test_masks_are_made_while_the_backend_runs() -> None:
-    """A step's masks are begun before the backend's step, which alone waits for them; they are those of the rows with
-    grammars, which know every earlier output, through chunks and preemptions.
+    """A step's masks are begun before the backend runs and awaited only by it. They are those of the rows with
+    grammars, whose history has every earlier output, through chunks and preemptions.
     """
     bench = EngineBench(attrs.evolve(LIMITS, num_blocks=16))
     order = ""
@@ -165,6 +166,8 @@ def test_ended_sequence_is_forgotten(rules: LogitRules | None) -> None:
     bench = EngineBench(LIMITS)
     bench.submit([1, 2, 3], 3, rules=rules)
     bench.finish()
+    assert list(bench.executor._sequences) == [1], "its release comes with the next plan"
     bench.submit([9], 1)
     bench.finish()
+    assert list(bench.executor._sequences) == [2]
     assert bench.executor._num_with_rules == 0

@@ -1,4 +1,4 @@
-"""Following answers in one process: what masks may cost, and what is computed when."""
+"""Following answers in one process: the limits on CPU time, and when masks are computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS = grammar_text(regex("[0-9]+"))
 
 
 class TurnClock:
-    """Tells processor time: each sequence in turn takes what its mask is said to take."""
+    """A clock of CPU time that advances by the given seconds for each mask in turn."""
 
     def __init__(self, *mask_s: float) -> None:
         self._mask_s = cycle(chain.from_iterable((0.0, one) for one in mask_s))
@@ -39,7 +39,7 @@ def ask(row: int, token_ids: list[int], *, is_new: bool = False) -> RowAsk:
 
 
 def test_costly_masks_end_their_own_sequence() -> None:
-    """A sequence whose masks go on to take too long fails before it has taken much; those of its steps do not."""
+    """A sequence whose masks keep taking too long fails once it has exceeded its budget; others in its steps do not."""
     over_s = MAX_COUNTED_S - MAX_MASK_S
     rows = rows_of(MAX_MASK_S + over_s, MAX_MASK_S)
     num_steps = int(MAX_DEBT_S / over_s)
@@ -54,9 +54,9 @@ def test_costly_masks_end_their_own_sequence() -> None:
 
 
 def test_one_slow_mask_is_no_failure() -> None:
-    """Masks may take longer now and then, as may one that follows all outputs again; but none is saved up for.
+    """A mask may take longer now and then, as may one that follows all outputs again; but fast masks earn no credit.
 
-    However long one took: a virtual machine that did not run for 0.2 s has not followed a costly grammar.
+    How long a slow mask took does not matter: a virtual machine may have been stopped for 0.2 s.
     """
     slow_s = 0.2
     at_times = [slow_s, *[0.0] * 3]
@@ -71,7 +71,7 @@ def test_one_slow_mask_is_no_failure() -> None:
 
 
 def test_first_mask_is_computed_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar is ready once its first mask has been computed, so that no step waits for that."""
+    """A grammar's first mask is computed before the grammar counts as ready, so that no step waits for it."""
     filled: list[Matcher] = []
     fill = Matcher.fill
 
@@ -85,7 +85,7 @@ def test_first_mask_is_computed_before_the_step(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_each_piece_of_work_has_a_limit() -> None:
-    """The limit of processor time begins anew for each slice of tokens and for the mask, however long an answer is."""
+    """The limit on CPU time starts anew for each slice of tokens and for the mask, however long an answer is."""
     armed: list[int] = []
     rows = RowMasks(tiny_grammars(), DIGITS, can_end=True, arm=lambda: armed.append(1))
     rows.mask(ask(0, [SEVEN] * (3 * SLICE_TOKENS + 1)))
@@ -96,7 +96,7 @@ def test_each_piece_of_work_has_a_limit() -> None:
 
 
 def test_sequence_that_begins_anew() -> None:
-    """What was followed before is forgotten where an answer begins anew, and with a sequence that is gone."""
+    """A sequence's earlier tokens are forgotten when its answer starts anew, and when the sequence has ended."""
     rows = RowMasks(tiny_grammars(), grammar_text(regex("[0-9]{2}")), can_end=True)
     first = rows.mask(ask(0, []))
     last = rows.mask(ask(0, [SEVEN, SEVEN]))

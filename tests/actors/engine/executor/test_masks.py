@@ -48,8 +48,8 @@ def mask_of(masks: GrammarMasks, sequence: SequenceGrammar) -> Mask:
 
 
 def test_grammar_begins_where_reasoning_ends(masks: GrammarMasks) -> None:
-    """While the prompt's reasoning lasts, only its end is masked; then the answer comes, at most two tokens of white
-    space before it, and none within it.
+    """While the prompt's reasoning lasts, only the EOS token is masked out; then comes the answer, with at most two
+    tokens of white space before it, and none within it.
     """
     sequence = SequenceGrammar(OutputGrammar(DIGITS, OPEN, CLOSE, prompt_opens_reasoning=True), [], ends_early=True)
     digits, (space,), (line,) = {ids(digit)[0] for digit in "0123456789"}, ids(" "), ids("\n")
@@ -72,7 +72,7 @@ def test_grammar_begins_where_reasoning_ends(masks: GrammarMasks) -> None:
 
 
 def test_model_may_open_reasoning_first(masks: GrammarMasks) -> None:
-    """The opening delimiter may come first, whole; within the answer it may not."""
+    """A complete opening delimiter may come first; within the answer none may."""
     grammar = OutputGrammar(DIGITS, OPEN, CLOSE)
     reasons = SequenceGrammar(grammar, [], ends_early=True)
     assert OPEN[0] in allowed(mask_of(masks, reasons)) and ids("1")[0] in allowed(mask_of(masks, reasons))
@@ -89,7 +89,7 @@ def test_model_may_open_reasoning_first(masks: GrammarMasks) -> None:
 
 
 def test_opening_that_the_grammar_allows_too(masks: GrammarMasks) -> None:
-    """A delimiter of several tokens may begin like an answer: both remain possible until they differ."""
+    """A delimiter of several tokens may start like an answer: both remain possible until they differ."""
     opening = tuple(ids("1") + ids("x"))
     sequence = SequenceGrammar(OutputGrammar(DIGITS, opening, CLOSE), ids("1"), ends_early=True)
     assert allowed(mask_of(masks, sequence)) == {ids(digit)[0] for digit in "0123456789x"}
@@ -101,7 +101,7 @@ def test_opening_that_the_grammar_allows_too(masks: GrammarMasks) -> None:
     ("ends_early", "eos", "ends"), [(True, (EOS,), True), (False, (EOS,), False), (True, (), False)]
 )
 def test_end_of_a_grammar(*, ends_early: bool, eos: tuple[int, ...], ends: bool) -> None:
-    """Where the output could end or go on, it may end unless end tokens are ignored, or the model has none."""
+    """An output that could end or continue may end, unless EOS tokens are ignored or the model has none."""
     masks = GrammarMasks(SOURCE, eos)
     sequence = SequenceGrammar(OutputGrammar(grammar_text(regex("[0-9]+"))), ids("1"), ends_early=ends_early)
     assert (EOS in allowed(mask_of(masks, sequence))) == ends
@@ -111,7 +111,7 @@ def test_end_of_a_grammar(*, ends_early: bool, eos: tuple[int, ...], ends: bool)
 
 
 def test_failures_are_a_sequences_own(masks: GrammarMasks) -> None:
-    """A sequence that does not match, or whose grammar is none, says so; the others of its step get masks."""
+    """A sequence that does not match, or whose grammar is invalid, gets a reason; the others in its step get masks."""
     specs = [(DIGITS, ids("x")), ("start: [", []), (DIGITS, [])]
     lost, broken, well = (SequenceGrammar(OutputGrammar(text), tokens, ends_early=True) for text, tokens in specs)
     for _ in range(2):
@@ -121,7 +121,8 @@ def test_failures_are_a_sequences_own(masks: GrammarMasks) -> None:
 
 
 def test_grammar_that_becomes_too_complex(masks: GrammarMasks) -> None:
-    """The library counts what a mask costs: where it is too much, its own sequence fails, on every machine."""
+    """The library counts a mask's steps, not its time: if there are too many, only that sequence fails, on every
+    machine."""
     costly, well = (SequenceGrammar(OutputGrammar(text), [], ends_early=True) for text in (LATE, DIGITS))
     assert all(allowed(mask) for mask in masks.begin([costly, well])())
     for _ in range(LATE_DIGITS):
@@ -133,7 +134,7 @@ def test_grammar_that_becomes_too_complex(masks: GrammarMasks) -> None:
 
 @pytest.mark.parametrize("spec", [schema(PERSON), schema(UNION), regex("[a-c]{3,9}!")])
 def test_rebuilt_matcher_is_the_same(masks: GrammarMasks, spec: GrammarSpec) -> None:
-    """A mask depends on the outputs alone: whether a matcher has followed them or was made after them."""
+    """A mask depends only on the outputs, not on whether the matcher has followed them or was made afterwards."""
     rng = random.Random(4)
     grammar = OutputGrammar(grammar_text(spec), OPEN, CLOSE, prompt_opens_reasoning=True)
     outputs = [77, *CLOSE, *ids("\n\n")]

@@ -1,4 +1,4 @@
-"""The digest by which engines are compared that must compute the same bits."""
+"""The digest that is equal only for engines that compute the same bits."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ CAPABILITIES = Capabilities(
     ],
 )
 def test_whatever_changes_bits_changes_the_digest(change: dict[str, Any]) -> None:
-    """Tell engines apart by backend, dtype, the weights' format and instruction set, and by nothing else."""
+    """The digest depends on backend, dtypes, formats and instruction set, but not on the number of threads."""
     assert numerics_of(attrs.evolve(CAPABILITIES, **change)) != numerics_of(CAPABILITIES)
     assert numerics_of(attrs.evolve(CAPABILITIES, num_threads=3)) == numerics_of(CAPABILITIES)

@@ -1,4 +1,4 @@
-"""Rows that yield several tokens in a step: what is kept, and that nothing else is tagged, published or booked."""
+"""Rows that yield several tokens in a step: which are kept, and that nothing else is tagged, published or booked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench_of(most_tokens: int = 4, limits: SchedulerConfig = LIMITS, **dials: An
 
 
 def advances(bench: EngineBench) -> Counter[int]:
-    """Return how often a row went on by so many positions."""
+    """Return how often a decoding row advanced by each number of positions."""
     done = [result for result in bench.handled if isinstance(result, StepDone)]
     return Counter(end - start for d in done for start, end in zip(d.row_starts, d.row_ends, strict=True) if start > 6)
 
@@ -49,12 +49,12 @@ def test_tokens_are_those_of_single_steps(most_tokens: int, max_steps_in_flight:
         assert submission.tokens == continuation(submission.prompt, submission.sampling.max_tokens)
         assert submission.reason == "length"
     assert max(advances(bench)) == most_tokens
-    assert min(advances(bench)) == 1, "no row yields fewer than it may"
+    assert min(advances(bench)) == 1, "some row must yield fewer tokens than it may"
 
 
 @pytest.mark.parametrize("at", range(9))
 def test_nothing_after_the_end(at: int) -> None:
-    """Where a stop token is inside what a row yielded, the tokens behind it are not kept, and no position of theirs."""
+    """If a row's tokens include a stop token, neither the tokens after it nor their positions are kept."""
     whole = continuation(PROMPT, 40)
     bench = bench_of()
     (submission,) = bench.submit(PROMPT, 40, stop_token_ids=(whole[at],))
@@ -62,13 +62,13 @@ def test_nothing_after_the_end(at: int) -> None:
     bench.check_at_rest()
     end = whole.index(whole[at]) + 1
     assert (submission.tokens, submission.reason) == (whole[:end], "stop")
-    first = [r for r in bench.handled if isinstance(r, StepDone)]
-    ends = [d.row_ends[0] for d in first if d.token_ids and d.token_ids[-1] == whole[at]]
-    assert ends[0] == len(PROMPT) + end - 1, "the end token itself is not computed with its run"
+    done = [result for result in bench.handled if isinstance(result, StepDone)]
+    ends = [d.row_ends[0] for d in done if d.token_ids and d.token_ids[-1] == whole[at]]
+    assert ends[0] == len(PROMPT) + end - 1, "the stop token itself must not be computed in the step that samples it"
 
 
 def test_rejected_positions_are_in_no_tag() -> None:
-    """After each step, a tag says what its block contains: blocks with nonsense have none, or end before it."""
+    """After each step, a tag describes what its block contains: it ends before any rejected position."""
     bench = bench_of()
     backend, executor = bench.executor.backend, bench.executor
     assert isinstance(backend, FakeBackend)
@@ -95,7 +95,7 @@ def test_rejected_positions_are_in_no_tag() -> None:
 
 
 def test_next_turn_finds_what_was_kept() -> None:
-    """A prompt that goes on after an answer is granted the blocks that the answer filled, and reads what it should."""
+    """A prompt that continues an answer is granted the blocks that the answer filled, and reads the right tokens."""
     bench = bench_of()
     (first,) = bench.submit(PROMPT, 21)
     bench.finish()
@@ -107,7 +107,7 @@ def test_next_turn_finds_what_was_kept() -> None:
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_raise_in_the_middle(failing: int) -> None:
-    """A pass that raises after some rows went on leaves every sequence as it was; the outputs do not change."""
+    """A pass that raises after some rows have advanced leaves every sequence as it was; the outputs do not change."""
     bench = bench_of()
     submissions = [bench.submit([*PROMPT, index], 30)[0] for index in range(3)]
     for _ in range(failing):
@@ -120,7 +120,7 @@ def test_raise_in_the_middle(failing: int) -> None:
 
 
 def test_abort_while_several_tokens_are_in_flight() -> None:
-    """The tokens of an aborted sequence are void, all of them; what ran is booked."""
+    """All tokens in flight of an aborted sequence are void; the positions that ran are booked."""
     bench = bench_of(limits=attrs.evolve(LIMITS, max_steps_in_flight=3))
     gone, other = (bench.submit([*PROMPT, index], 40)[0] for index in range(2))
     bench.step()
@@ -135,7 +135,8 @@ def test_abort_while_several_tokens_are_in_flight() -> None:
 
 
 def test_preemption_while_several_tokens_are_in_flight() -> None:
-    """With too few blocks, sequences are preempted between runs, and continue with the same tokens."""
+    """With too few blocks, sequences are preempted between steps of several tokens, and continue with the same
+    tokens."""
     bench = bench_of(limits=attrs.evolve(LIMITS, num_blocks=20))
     submissions = [bench.submit([*PROMPT, index], 40)[0] for index in range(4)]
     bench.finish()
@@ -146,7 +147,7 @@ def test_preemption_while_several_tokens_are_in_flight() -> None:
 
 
 def by_rules(rules: LogitRules, prompt: list[int], count: int) -> list[int]:
-    """Return what one token a step draws under rules, each from all that precede it."""
+    """Return the tokens that single steps draw under rules, each from all that precede it."""
     outputs: list[int] = []
     for position in range(count):
         values = [slot_value(token_id, at) for at, token_id in enumerate([*prompt, *outputs])]
@@ -169,7 +170,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_rules_hold_inside_a_run(name: str) -> None:
-    """Each token of a run is drawn as the rules want after those before it: penalties, bad words, thinking budgets."""
+    """Rules (penalties, bad words, thinking budgets) apply to each token of a run with all tokens before it."""
     rules = RULES[name]
     expected = by_rules(rules, PROMPT, 30)
     for most_tokens in (1, 2, 4):
@@ -186,7 +187,7 @@ def test_rules_hold_inside_a_run(name: str) -> None:
 
 @pytest.mark.parametrize("min_tokens", [0, 3, 8, 14])
 def test_min_tokens_inside_a_run(min_tokens: int) -> None:
-    """An end token is held back inside a run until there are `min_tokens`, and ends it from there on."""
+    """A stop token is held back inside a run until there are `min_tokens` tokens; from then on it ends the run."""
     whole = continuation(PROMPT, 40)
     stop = whole[2]
     rules = LogitRules(min_tokens=min_tokens, held_back_token_ids=(stop,))
@@ -201,7 +202,7 @@ def test_min_tokens_inside_a_run(min_tokens: int) -> None:
 
 
 def test_rows_with_a_grammar_advance_one() -> None:
-    """The mask of the next token needs the last one: such a row yields one token whatever it may, others several."""
+    """A mask depends on the last token, so a row with a grammar yields one token a step, while others yield several."""
     bench = bench_of()
     bench.executor._masks = AllMasks()
     (masked,) = bench.submit(PROMPT, 20, grammar=OutputGrammar("x"))

@@ -1,9 +1,10 @@
-"""Copies between device and host, and the headers that say what may come back."""
+"""Copies between device and host, and the headers that decide what may be loaded again."""
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def bench() -> Bench:
 
 
 def test_there_and_back(bench: Bench) -> None:
-    """What was stored comes back to other blocks, which are tagged by then, whatever the order of the slots."""
+    """Stored blocks are loaded into other blocks, which have tags afterwards, whatever the order of the slots."""
     blocks = list(range(1, 31))
     slots = [*range(3, 3 + RUN_BLOCKS + 2), *range(39, 39 - (30 - RUN_BLOCKS - 2), -1)]
     assert bench.move(Tier.HOST, blocks, slots, KEYS[1:31]) == Moved(1)
@@ -94,7 +95,8 @@ def test_there_and_back(bench: Bench) -> None:
 
 
 def test_block_that_is_written_while_it_is_stored(bench: Bench) -> None:
-    """Its tag has gone or is another one, with the same key or not: it is not stored, and the others are."""
+    """A block whose tag is removed or replaced during the copy is not stored, even if the key is the same; the others
+    are."""
 
     def write() -> None:
         bench.tags.forget([2])
@@ -106,21 +108,21 @@ def test_block_that_is_written_while_it_is_stored(bench: Bench) -> None:
     assert [header is not None for header in bench.store.headers[:4]] == [True, False, False, True]
 
 
-def test_block_of_which_the_executor_says_something_else(bench: Bench) -> None:
-    """The header is the executor's word: a block that contains something else, or is not full, is not stored."""
+def test_block_without_the_expected_tag(bench: Bench) -> None:
+    """A block whose tag in the executor has another key, or that has no tag, is not stored."""
     bench.tags.forget([2])
     assert bench.move(Tier.HOST, [1, 2, 3], [0, 1, 2], [KEYS[1], KEYS[2], KEYS[9]]) == MoveFailed(1, [0], {})
 
 
-def test_slot_that_is_overwritten_in_vain(bench: Bench) -> None:
-    """A slot whose store failed has nothing, not what it had before."""
+def test_failed_store_empties_its_slot(bench: Bench) -> None:
+    """A slot whose store failed contains nothing, not what it contained before."""
     assert bench.move(Tier.HOST, [1], [0], KEYS[1:2]) == Moved(1)
     assert bench.move(Tier.HOST, [2], [0], KEYS[9:10]) == MoveFailed(1, [], {})
     assert bench.move(Tier.DEVICE, [50], [0], KEYS[1:2]) == MoveFailed(1, [], {0: LoadFailure.MISSING})
 
 
 def test_load_ends_at_the_first_wrong_block(bench: Bench) -> None:
-    """Those before it have come; those after it are not written, and its own block has no tag."""
+    """Blocks before the corrupt one are loaded; those after it are not written, and its own target has no tag."""
     bench.move(Tier.HOST, [1, 2, 3, 4], [0, 1, 2, 3], KEYS[1:5])
     bench.store.bytes[2 * bench.memory.memory_plan.block_bytes] ^= 1
     bench.tags.set_loaded([50, 51, 52, 53], KEYS[50:54])
@@ -132,7 +134,7 @@ def test_load_ends_at_the_first_wrong_block(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_fatal", [False, True])
 def test_error_of_a_copy(*, is_fatal: bool) -> None:
-    """It is reported, unless no later move can survive it: then it is raised."""
+    """An error of a copy is reported; if it is fatal to all later moves, it is raised."""
     memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
     tags.set_loaded([1], KEYS[1:2])
     store = store_over(memory, tags, is_fatal=lambda error: is_fatal and str(error) == "device lost")
@@ -150,7 +152,7 @@ def test_error_of_a_copy(*, is_fatal: bool) -> None:
 
 
 def test_stores_beside_a_writer() -> None:
-    """Whatever a writer does meanwhile that removes a tag before it writes: no header is about torn bytes."""
+    """While a writer, which removes a block's tag before it writes, is at work, no block is stored with torn bytes."""
     memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
     plan, store = memory.memory_plan, store_over(memory, tags)
     blocks = list(range(1, 9))
@@ -167,14 +169,19 @@ def test_stores_beside_a_writer() -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
+    num_carried = num_stored = 0
+    deadline_s = time.monotonic() + 60
     try:
-        for _ in range(300):
+        while num_carried < 300 or num_stored < 100:
+            assert time.monotonic() < deadline_s, "hardly any block is stored beside the writer"
+            num_carried += 1
             tag = tags.tag_of(5)
             keys = [KEYS[0] if tag is None or tag.key is None else tag.key] * len(blocks)
             result = store.carry(Move(1, Tier.DEVICE, Tier.HOST, blocks, list(range(8)), keys))
             for at in range(8) if isinstance(result, Moved) else result.moved:
                 values = memoryview(bytes(store.bytes[at * plan.block_bytes : (at + 1) * plan.block_bytes])).cast("q")
                 assert {*values} == {int.from_bytes(keys[at], "big")}
+                num_stored += 1
     finally:
         done.set()
         writer.join()
@@ -182,7 +189,7 @@ def test_stores_beside_a_writer() -> None:
 
 @given(st.integers(0, 40_000), st.integers(0, 2**32))
 def test_any_flipped_bit_changes_the_checksum(num_bytes: int, seed: int) -> None:
-    """Wherever it is, and however many bytes there are."""
+    """Flipping any one bit changes the checksum, however many bytes there are."""
     memory = bytearray((7 * at + at // 256) % 256 for at in range(num_bytes))
     before = checksum_of(memoryview(memory))
     assert checksum_of(memoryview(bytearray(memory))) == before
@@ -193,7 +200,7 @@ def test_any_flipped_bit_changes_the_checksum(num_bytes: int, seed: int) -> None
 
 
 def test_numerics_digest() -> None:
-    """Every part counts."""
+    """Each argument changes the digest."""
     digests = {
         numerics_digest("a", "w", 16, 512),
         numerics_digest("b", "w", 16, 512),
@@ -205,7 +212,7 @@ def test_numerics_digest() -> None:
 
 
 def test_loaded_by_several_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large load ends at the first wrong block as a small one does, whatever thread has found it."""
+    """A large load ends at the first corrupt block, as a small one does, whichever thread finds it."""
     monkeypatch.setattr("quipu.actors.engine.mover.host_store.LOADED_TOGETHER", 1)
     blocks, targets = list(range(1, 31)), list(range(33, 63))
     bench.move(Tier.HOST, blocks, blocks, KEYS[1:31])

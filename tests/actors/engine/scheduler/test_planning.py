@@ -84,7 +84,7 @@ def test_equal_prompts_in_one_step_both_miss() -> None:
 
 @pytest.mark.parametrize("kind", [StepDone, StepFailed, StepDropped])
 def test_duplicate_result_is_ignored(kind: type) -> None:
-    """There is no second booking, token or Terminal."""
+    """A duplicate result leads to no second booking, token or Terminal."""
     bench = bench_of(dials=Dials(fail_steps=0 if kind is StepDone else 1))
     bench.submit(PROMPT, 5)
     while not isinstance(result := bench.step(), kind):
@@ -145,7 +145,8 @@ def test_preempted_sequence_resumes() -> None:
 
 
 def test_late_row_of_preempted_sequence_loses_its_token() -> None:
-    """The row ran, so its admission and span count; its token belongs to a void epoch and is sampled again later."""
+    """The row ran, so its admission and span are booked; its token belongs to a void epoch and is sampled again
+    later."""
     bench = bench_of(block_size=1, num_blocks=6, max_num_seqs=2, max_num_batched_tokens=5, enable_prefix_caching=False)
     first, second = bench.submit([1, 2], 3, num_choices=2)
     bench.submit([3], 1)
@@ -180,7 +181,7 @@ def test_row_of_earlier_epoch_emits_no_token() -> None:
 
 
 def test_preempted_sequence_survives_failure_of_its_step() -> None:
-    """The sequence waits to be admitted again anyway, and that counts as its first admission."""
+    """The preempted sequence is admitted again in any case, and that counts as its first admission."""
     bench = bench_of(block_size=1, num_blocks=6, enable_prefix_caching=False, dials=Dials(fail_steps=2))
     first, second = bench.submit([1, 2], 2, num_choices=2)
     assert [list(plan.row_ids) for plan in bench.plans] == [[first.id, second.id], [first.id]]
@@ -222,7 +223,7 @@ def test_requeued_sequences_keep_their_order() -> None:
 
 
 def test_preempted_sequences_precede_newcomers() -> None:
-    """A sequence that has not been served yet does not overtake them."""
+    """A sequence that has not been served yet does not overtake a preempted one."""
     bench = bench_of(num_blocks=6, max_num_seqs=2, enable_prefix_caching=False)
     _first, second = bench.submit([1, 2, 3, 4], 12, num_choices=2)
     (newcomer,) = bench.submit([9], 1)
@@ -327,7 +328,7 @@ def test_abort_of_running_sequence() -> None:
     ],
 )
 def test_sequence_that_can_never_run_is_refused(prompt: list[int], max_tokens: int, reason: str) -> None:
-    """Its Terminal has the reason and says that the request is invalid."""
+    """The Terminal of a refused sequence has the reason and says that the request is invalid."""
     bench = bench_of(num_blocks=21)
     (submission,) = bench.submit(prompt, max_tokens)
     assert submission.error == reason

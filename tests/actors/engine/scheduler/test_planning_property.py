@@ -1,4 +1,4 @@
-"""The engine's decisions as a whole: one named property each, whatever happens in whatever order.
+"""The engine's decisions as a whole, under any sequence of events. Each property has a name:
 
 whatever fits alone finishes, and accounts balance       TestEngine: `check_all_that_fit_finish` at its end
 never write a shared or committed block                  TestEngine: at every grant and every plan
@@ -313,8 +313,8 @@ class Duplicates(EngineMachine):
 def test_preempt_and_resume_change_neither_output_nor_cached(
     prompts: list[list[int]], max_tokens: int, room: int, caching: bool, most_tokens: int
 ) -> None:
-    """Run the same requests together with hardly room for one, and together with room for all: the texts are the same.
-    So is `cached` of those that were admitted together, whatever happened to them later."""
+    """The same requests, run with hardly room for one and with room for all, have the same texts; a preemption does not
+    change the `cached` that was reported."""
     num_needed = max(-(-(len(prompt) + max_tokens) // 4) for prompt in prompts)
     outcomes = []
     for usable in (num_needed + room, 200):

@@ -64,7 +64,7 @@ def flush(report: ReportBuilder) -> StepReport:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_each_token_once_in_order(seed: int) -> None:
-    """With random chunks, some void, some computed again, each token but the first is reported once, in order."""
+    """With random chunks, some void and some computed again, each token but the first is reported once, in order."""
     draw = random.Random(seed)
     sequence, report = make(1, 40, outputs=3), ReportBuilder()
     start = 0
@@ -99,7 +99,7 @@ def test_two_chunks_in_flight() -> None:
 
 
 def test_scores_of_ended_sequences_are_void() -> None:
-    """The scores of a sequence that is gone are void with its tokens; a step that leaves none reports nothing."""
+    """The scores of an ended sequence are void, like its tokens; a step whose scores are all void reports nothing."""
     report = ReportBuilder()
     found = StepPayloads(
         [1, 2, 3], Scores([7, 8, 9], [-1.0, -2.0, -3.0], [1, 2, 3], [[7], [8], [9]], [[], [], []]), [], [], []

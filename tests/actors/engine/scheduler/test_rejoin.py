@@ -1,4 +1,4 @@
-"""An engine that has lost its connection: it drops its sequences wherever they are, and keeps what is committed.
+"""An engine that has lost its connection: it drops its sequences in whatever state, and keeps what is committed.
 
 `EngineBench.rejoin` checks what must hold at once; `test_planning_property.py` does it anywhere.
 """
@@ -25,7 +25,7 @@ def bench_of(**changes: Any) -> EngineBench:
 
 
 def test_running_waiting_and_preempted() -> None:
-    """All are dropped, with choices that share blocks; the same prompt then finds what was committed of it."""
+    """All sequences are dropped, even choices that share blocks; the same prompt then finds its committed blocks."""
     bench = bench_of(num_blocks=18, max_num_seqs=4)
     for _ in range(2):
         bench.submit(PROMPT, 20, num_choices=2, seed=1)
@@ -43,7 +43,8 @@ def test_running_waiting_and_preempted() -> None:
 
 
 def test_step_under_way() -> None:
-    """What it writes cannot be found, whether its pass has ended or not; steps are numbered anew after it."""
+    """Blocks that a step in flight writes cannot be found, whether its pass has ended or not; step numbers start
+    anew."""
     for has_run in (False, True):
         bench = bench_of()
         bench.submit(PROMPT, 6)
@@ -63,7 +64,7 @@ def test_step_under_way() -> None:
 
 
 def test_failed_steps() -> None:
-    """A generation that has failed does not end steps of the next incarnation, which begins with the same one."""
+    """After a rejoin the generation starts anew: that it failed before does not make its steps be dropped."""
     bench = bench_of()
     bench.submit(PROMPT, 6)
     bench.dials.fail_steps = 1
@@ -76,7 +77,7 @@ def test_failed_steps() -> None:
 
 
 def test_pins() -> None:
-    """What is pinned stays so until it expires; what was only marked, or is being computed, is not pinned."""
+    """Pinned prefixes stay pinned until they expire; those only marked, or still being computed, are not pinned."""
     bench = bench_of()
     mark = (Breakpoint(8, CacheTtl.FIVE_MINUTES),)
     bench.submit(PROMPT, 1, breakpoints=mark)
@@ -97,7 +98,7 @@ def test_pins() -> None:
 
 
 def test_without_prefix_caching() -> None:
-    """There is nothing to announce."""
+    """Without prefix caching, a rejoin announces no keys."""
     bench = bench_of(enable_prefix_caching=False)
     bench.submit(PROMPT, 6)
     bench.step()

@@ -1,4 +1,4 @@
-"""A sequence's position and last step stay what they are when it begins or ceases to advance with others."""
+"""A sequence's position and last step do not change when it starts or stops sharing its advance with others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_sequence() -> Sequence:
 
 
 def test_advancing_with_others() -> None:
-    """What others have advanced before it joined, and after it left, does not count for it."""
+    """A shared advance counts for a sequence only while it takes part, not before it joins or after it leaves."""
     sequence, first, second = make_sequence(), SharedAdvance(), SharedAdvance()
     sequence.next_start, sequence.last_step = 5, 1
     first.positions = 7

@@ -1,4 +1,4 @@
-"""Steps that raise are run again in halves: how many passes that takes, whom it ends, and what it leaves behind."""
+"""Steps that raise are run again in halves: how many passes that takes, which sequences fail, and what remains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompts_of(count: int, length: int = 9) -> list[list[int]]:
 
 
 def admitted_together(bench: EngineBench, prompts: list[list[int]]) -> list[Submission]:
-    """Submit these prompts while two steps are in flight, so that the next one has all of them; go on to that one."""
+    """Submit these prompts while two steps are in flight, and advance to the next step, which admits all of them."""
     bench.submit([1], 2)
     submissions = [bench.submit(prompt, 5)[0] for prompt in prompts]
     bench.step()
@@ -47,7 +47,7 @@ def fail_once(bench: EngineBench) -> None:
 
 
 def passes_of_the_search(bench: EngineBench) -> int:
-    """Run until the search after the first failed step is over; return how many passes it took."""
+    """Run until the search after the first failed step is over, and return how many passes it took."""
     fail_once(bench)
     num_passes = 0
     while bench.is_searching:
@@ -62,14 +62,15 @@ def passes_of_the_search(bench: EngineBench) -> int:
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 32])
 def test_one_culprit_is_found(count: int, decoding: bool, most_tokens: int) -> None:
-    """Wherever it stands, in at most 2 log2(n) + 2 passes; all others get their usual tokens, and cost nothing more."""
+    """Wherever the culprit is, at most 2 log2(n) + 2 passes find it; all others get their usual tokens, and nothing of
+    theirs is computed twice."""
     for culprit in range(count):
         bench = EngineBench(LIMITS, dials=Dials(poison_token_id=None if decoding else POISON, most_tokens=most_tokens))
         prompts = prompts_of(count)
         prompts[culprit] = [*prompts[culprit], POISON]
         submissions = admitted_together(bench, prompts)
         if decoding:
-            at = 2 if most_tokens == 1 else 1  # a run of several may begin with the poisoned token, or go on with it
+            at = 2 if most_tokens == 1 else 1  # with several tokens a step, the poisoned one may be anywhere in a run
             while len(submissions[culprit].tokens) < at:
                 bench.step()
             bench.dials.poison_token_id = bench.expected_tokens(submissions[culprit])[at + 1]
@@ -89,7 +90,7 @@ def test_one_culprit_is_found(count: int, decoding: bool, most_tokens: int) -> N
 
 @pytest.mark.parametrize("count", [1, 2, 7, 32])
 def test_fault_that_does_not_repeat(count: int) -> None:
-    """Nobody fails, and at most two further passes are needed."""
+    """No sequence fails, and at most two further passes are needed."""
     bench = EngineBench(LIMITS)
     submissions = admitted_together(bench, prompts_of(count))
     bench.dials.fail_steps = 1
@@ -101,7 +102,7 @@ def test_fault_that_does_not_repeat(count: int) -> None:
 
 
 def test_nobody_else_runs_meanwhile() -> None:
-    """A request that arrives during the search is admitted when it is over."""
+    """A request that arrives during the search is admitted once the search is over."""
     bench = EngineBench(LIMITS, dials=Dials(poison_token_id=POISON))
     prompts = prompts_of(4)
     prompts[3].append(POISON)
@@ -117,7 +118,7 @@ def test_nobody_else_runs_meanwhile() -> None:
 
 
 def test_reader_of_the_other_half_waits_for_it() -> None:
-    """Two prompts with the same prefix, admitted in one step that fails: the second half is granted what the first has
+    """If a step that admitted two prompts with the same prefix fails, the second half is granted what the first has
     committed, never what is not written yet."""
     bench = EngineBench(LIMITS)
     prefix = list(range(60, 72))
@@ -148,7 +149,8 @@ def test_group_without_room_runs_later() -> None:
 
 
 def test_pass_that_raises_after_it_has_drawn() -> None:
-    """What it drew is forgotten by the executor, and not fed by the device: the tokens are those of a run alone."""
+    """Tokens drawn in a pass that raises are discarded, and not fed to the next pass: the output is that of a run
+    alone."""
     bench = EngineBench(LIMITS)
     submissions = admitted_together(bench, prompts_of(3))
     backend = bench.executor.backend
@@ -209,8 +211,8 @@ def test_out_of_memory_halves_the_budget_for_a_minute() -> None:
 
 
 def test_request_too_large_for_memory_fails_alone() -> None:
-    """One request that does not fit in any step is told to try again later; after that, the others' budget is half of
-    the usual one, not that of its last attempt."""
+    """The client of a request that fits in no step is told to try again later; afterwards the token budget is half of
+    the usual one, not that of the last attempt."""
     bench = EngineBench(LIMITS, dials=Dials(hungry_token_id=POISON))
     prompts = prompts_of(5)
     prompts[2].append(POISON)
@@ -226,7 +228,7 @@ def test_request_too_large_for_memory_fails_alone() -> None:
 
 
 def test_lowered_budget_starves_nobody() -> None:
-    """With fewer positions than sequences that decode, those that have waited longest come first."""
+    """If the budget is smaller than the number of decoding sequences, those that have waited longest come first."""
     bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=2))
     submissions = [bench.submit([30 + index], 20)[0] for index in range(5)]
     while not all(submission.tokens for submission in submissions) or bench.batcher.token_budget > 2:

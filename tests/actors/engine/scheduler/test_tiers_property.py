@@ -1,7 +1,7 @@
-"""The engine with a host tier, whatever happens in whatever order: moves late, failed or with wrong bytes included.
+"""The engine with a host tier under any sequence of events, including moves that are late, fail or carry wrong bytes.
 
-`TieredBench` checks at every report what is counted as loaded; the machine checks all that must hold without a tier,
-too: texts, accounts, private writes, conservation of blocks, and that whatever fits alone finishes.
+`TieredBench` checks at every report what is counted as loaded; the machine also checks everything that must hold
+without a tier: texts, accounts, private writes, conservation of blocks, and that whatever fits alone finishes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TieredEngine(EngineMachine):
 
     @rule(prompt=PROMPTS, other=st.integers(4, 9), flips=st.booleans(), late=st.booleans())
     def ask_again_after_eviction(self, prompt: list[int], other: int, flips: bool, late: bool) -> None:
-        """Have a prompt stored and evicted, and submit it again: its blocks lie on the host, but for a flipped bit."""
+        """Have a prompt stored and evicted, perhaps flip a bit of what is on the host, and submit the prompt again."""
         self.bench.dials.max_tokens_in_memory = None
         self.bench.denied = set()
         self.bench.pump()

@@ -60,7 +60,7 @@ async def test_request_is_refused_as_a_whole(autojump_clock: trio.abc.Clock) -> 
 
 
 async def test_waiting_tokens_are_bounded_per_request(autojump_clock: trio.abc.Clock) -> None:
-    """The same with prompt tokens, of which each sequence has five."""
+    """A limit on waiting prompt tokens, of which each sequence has five, also admits or refuses whole requests."""
     async with small_runtime(max_num_seqs=1, max_waiting_tokens=50) as client, trio.open_nursery() as nursery:
         await busy(client, nursery)
         answers = await ask_all(client, [(6, "a"), (5, "a"), (4, "a"), (1, "a")])
@@ -77,7 +77,7 @@ async def test_request_with_many_sequences_is_not_split(autojump_clock: trio.abc
 
 
 async def test_request_that_can_never_fit(autojump_clock: trio.abc.Clock) -> None:
-    """Retrying would not help, so it is a 400 whatever else is going on."""
+    """A request that could never fit gets a 400, even on an idle engine: retrying would not help."""
     async with small_runtime(max_num_seqs=4, max_waiting_requests=10) as client:
         (answer,) = await ask_all(client, [(15, "a")])
         (served,) = await ask_all(client, [(14, "a")])
@@ -96,7 +96,7 @@ async def test_long_prompt_on_idle_engine(autojump_clock: trio.abc.Clock) -> Non
 
 @pytest.mark.parametrize("bound", [{"max_waiting_requests": 10}, {"max_waiting_tokens": 50}])
 async def test_tenant_share_of_waiting_room(autojump_clock: trio.abc.Clock, bound: dict[str, int]) -> None:
-    """With several tenants, one may use half of the waiting room, and the others find the rest."""
+    """With `max_waiting_share` 0.5, one tenant may use half of the waiting room, and the rest is left for others."""
     async with (
         small_runtime(max_num_seqs=1, max_waiting_share=0.5, **bound) as client,
         trio.open_nursery() as nursery,
@@ -148,7 +148,8 @@ def submit(sequence_id: int, tenant: str, *, group_id: int, to_come: int) -> Sub
     st.sampled_from([0.5, 1.0]),
 )
 def test_places_are_kept_for_expected_sequences(requests: list[tuple[int, str, int]], bound: int, share: float) -> None:
-    """No sequence is refused after the first of its request, and what waits and is expected stays within the limits."""
+    """No sequence is refused after the first of its request, and waiting and expected sequences stay within the
+    limits."""
     limits = SchedulerConfig(
         block_size=1,
         num_blocks=10,
