@@ -65,7 +65,7 @@ def test_hit_and_computed_rest_balance() -> None:
 
 
 def test_times_are_unix_seconds() -> None:
-    """Entries have times of the process's clock, records have Unix times."""
+    """Entries have times of the process's own clock, records have Unix times."""
     account = account_of(40)
     admit(account, 1, 1, 0, 0)
     first_token(account, 1, at=12.5)
@@ -90,7 +90,7 @@ def test_zero_is_known_and_no_admission_is_unknown() -> None:
 
 
 def test_preemption_does_not_change_reported_numbers() -> None:
-    """What a readmission reads from the cache is restored, not cached; the rest is recomputed."""
+    """Positions that a readmission reads from the cache are restored, not cached; the rest is recomputed."""
     account = account_of(40)
     admit(account, 1, 1, 16, 16)
     compute(account, 1, (16, 24))
@@ -182,7 +182,7 @@ def test_reading_past_the_prompt_is_not_clamped() -> None:
 
 
 def test_missing_first_admission_is_disputed() -> None:
-    """The second admission without the first does not continue the numbering."""
+    """A second admission without the first is a gap in the numbering."""
     account = account_of(8)
     admit(account, 1, 2, 0, 0)
     compute(account, 1, (0, 8))

@@ -29,7 +29,7 @@ def span(draw: st.DrawFn) -> Span:
 
 @st.composite
 def admission_entries(draw: st.DrawFn) -> Admission:
-    """Generate admissions whose numbers mostly follow one another and whose entries mostly agree."""
+    """Generate admissions with small numbers, whose entries mostly agree."""
     number = draw(st.integers(1, 4))
     read = draw(st.integers(0, MOST))
     reused = draw(st.one_of(st.just(read), st.integers(0, MOST)))

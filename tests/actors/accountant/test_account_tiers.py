@@ -21,7 +21,7 @@ def granted(reused: int, read: int, **tiers: int) -> Account:
 
 
 def test_device_settles_at_once_and_lower_tiers_at_first_token() -> None:
-    """A load from the host can fail until the first token, so its tokens are not reported before."""
+    """A load from the host can fail until the first token, so its tokens are not reported before that."""
     assert granted(32, 32, device=32).cached == Known(32)
     account = granted(48, 48, device=32, host=16)
     assert account.admitted_prompts == []
@@ -69,7 +69,7 @@ def test_revision_after_report_is_disputed() -> None:
 
 @pytest.mark.parametrize(("tier", "num_tokens"), [("host", 17), ("disk", 1), ("host", -16)])
 def test_revision_of_tokens_not_granted(tier: str, num_tokens: int) -> None:
-    """The revision is a mismatch; no count becomes negative or grows."""
+    """A revision of tokens that were not granted is a mismatch; no count grows or becomes negative."""
     account = granted(48, 48, device=32, host=16)
     account.apply(1, Revision(tier, num_tokens))
     first_token(account, 1)
@@ -82,7 +82,7 @@ def test_revision_of_tokens_not_granted(tier: str, num_tokens: int) -> None:
     [({}, 48, False), ({"device": 32}, 16, False), ({"tape": 48}, 48, False), ({"device": 48, "host": 16}, -16, True)],
 )
 def test_tiers_sum_to_the_total(tiers: dict[str, int], unattributed: int, disputed: bool) -> None:
-    """What no tier claims is unattributed; tiers that claim more than the total are disputed, never clamped."""
+    """Tokens that no tier claims are unattributed; tiers that claim more than the total are disputed, never clamped."""
     account = granted(48, 48, **tiers)
     compute(account, 1, (48, 50))
     first_token(account, 1)
@@ -111,7 +111,7 @@ def test_engine_that_does_not_count(estimated: int | None, cached: Count) -> Non
 
 
 def test_estimate_does_not_replace_a_count() -> None:
-    """If the engine has counted, the router's estimate is ignored."""
+    """If the engine has reported a count, the router's estimate is ignored."""
     account = granted(16, 16, device=16)
     account.apply(1, Estimation(48))
     assert account.cached == Known(16)
@@ -126,7 +126,7 @@ def test_late_estimate_is_ignored() -> None:
 
 
 def test_engine_that_reports_nothing() -> None:
-    """Tokens without any other entry are unknown, not disputed."""
+    """If an engine reports only tokens, cached tokens are unknown, and the account is not disputed."""
     account = account_of(50)
     first_token(account, 1)
     finish(account, 1)
@@ -152,7 +152,8 @@ def test_transfer_is_not_a_hit() -> None:
 
 
 def test_decode_side_alone_reports_no_hits() -> None:
-    """Without the prefill side's count hits are unknown, and the account, which begins in the middle, is disputed."""
+    """Without the prefill side's count, hits are unknown, and the account, which lacks its first admission, is
+    disputed."""
     account = account_of(50)
     account.apply(1, admission(1, 50, 50, side=Side.DECODE))
     compute(account, 1, (50, 51))

@@ -1,4 +1,4 @@
-"""Explanations: the account's numbers, where each position came from, and what is kept of how many requests."""
+"""Explanations: an account's numbers, where each position came from, and how many requests' explanations are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REUSED, COPIED, COMPUTED = BlockSource.REUSED, BlockSource.COPIED, BlockSource.C
 
 
 def tiered(read: int, tiers: dict[str, int], *host_spans: int) -> Admission:
-    """Return an admission that read these positions."""
+    """Return an admission that read so many positions, and how many of them from each tier."""
     return admission(1, sum(tiers.values()), read, tiers=tiers, host_spans=host_spans)
 
 
@@ -65,7 +65,7 @@ def tiered(read: int, tiers: dict[str, int], *host_spans: int) -> Admission:
             ],
         ),
         ([tiered(32, {"host": 32}, 0, 32), Span(32, 40)], [(0, 32, REUSED, Tier.HOST), (32, 40, COMPUTED)]),
-        # tiers without places: nothing is said of a place that is not known
+        # tiers without spans: no tier is given unless there is only one
         ([tiered(32, {"device": 16, "host": 16}), Span(32, 40)], [(0, 32, REUSED), (32, 40, COMPUTED)]),
         ([tiered(32, {"device": 32}), Span(32, 40)], [(0, 32, REUSED, Tier.DEVICE), (32, 40, COMPUTED)]),
         ([tiered(32, {"disk": 32}), Span(32, 40)], [(0, 32, REUSED, Tier.DISK), (32, 40, COMPUTED)]),
@@ -89,7 +89,7 @@ def explanation(name: str, num_prompts: int = 1, **fields: Any) -> Explanation:
 
 
 def test_last_requests_are_kept() -> None:
-    """The oldest go first; one that is kept again, after a crash, is there once."""
+    """The oldest explanations are dropped first; one that is kept again, after a crash, is there once."""
     store = ExplanationStore(max_requests=2)
     for name in ("a", "b", "b", "c"):
         store.keep(explanation(name))
@@ -97,8 +97,8 @@ def test_last_requests_are_kept() -> None:
     assert len(store) == 2
 
 
-def test_what_is_kept_is_found_as_it_was() -> None:
-    """Nothing is lost by packing, neither numbers that are not known nor what only some prompts have."""
+def test_kept_explanation_is_found_unchanged() -> None:
+    """Packing loses nothing, neither unknown numbers nor fields that only some prompts have."""
     parts = [PartSpan(None, None, "system", 0, 4), PartSpan(0, 1, "user", 4, 70_000)]
     miss = CacheMiss(MissReason.EVICTED, 16, MissDetail(7, 1.5, None, 3))
     evicted = PromptEnd(miss, evicted=EvictedBlock(1e9, NamedRequest("b", "acme"), None))
@@ -123,7 +123,7 @@ def test_what_is_kept_is_found_as_it_was() -> None:
 
 
 def test_the_garbage_collector_does_not_walk_what_is_kept() -> None:
-    """Neither explanations nor names of sequences are among its objects: it would hold up the event loop."""
+    """Neither explanations nor names of sequences are tracked by the collector, which would block the event loop."""
     store = ExplanationStore()
     gc.collect()
     before = len(gc.get_objects())
@@ -136,7 +136,7 @@ def test_the_garbage_collector_does_not_walk_what_is_kept() -> None:
 
 
 def test_size_of_all_is_bounded() -> None:
-    """Explanations of many prompts displace more of the others; nothing larger than the limit stays."""
+    """Explanations of many prompts displace more of the others, and one larger than the limit is not kept."""
     store = ExplanationStore(max_requests=1000, max_bytes=100_000)
     for number in range(100):
         store.keep(explanation(f"r{number}", num_prompts=10))
@@ -155,14 +155,15 @@ def test_nothing_is_kept_at_zero() -> None:
 
 
 def test_only_its_tenant_finds_a_request() -> None:
-    """A request is found by its own tenant, and by who may see all."""
+    """A request is found by its own tenant, and by a caller who may see all tenants."""
     store = ExplanationStore()
     store.keep(explanation("a"))
     assert [store.find("a", tenant) is not None for tenant in ("acme", "b", None)] == [True, False, True]
 
 
 def test_names_of_sequences() -> None:
-    """The ids of a request lead to its name, also if requests are announced out of order, until there are too many."""
+    """A sequence's id leads to the name of its request, even if requests are announced out of order, until there are
+    too many."""
     store = ExplanationStore(max_requests=3)
     ids = ((1, 2, 3), (7,), (4, 5, 6))
     for name, sequence_ids in zip("acb", ids, strict=True):
@@ -177,7 +178,7 @@ def test_names_of_sequences() -> None:
 
 
 def test_record_of_one_prompt() -> None:
-    """Numbers and the reason are those of the record; blocks and messages are not in it."""
+    """Numbers and the reason are those of the record, which has neither blocks nor messages."""
     record = record_of("r1", cache_misses=(CacheMiss(MissReason.EVICTED, 48),), restored_tokens=3, recomputed_tokens=7)
     explained = explain_record(record)
     (prompt,) = explained.prompts
@@ -188,7 +189,7 @@ def test_record_of_one_prompt() -> None:
 
 
 def test_record_of_several_prompts() -> None:
-    """A record has only sums of several prompts: these are shown, and nothing is made up for each."""
+    """A record has only sums over several prompts: these are shown, and the numbers of each prompt are unknown."""
     misses = (CacheMiss(MissReason.NONE, 48), CacheMiss(MissReason.DIVERGED, 5))
     explained = explain_record(record_of("r1", cache_misses=misses, prompt=Known(100), cached=Known(48)))
     assert (explained.prompt_tokens, explained.cached_tokens) == (100, 48)
@@ -197,7 +198,7 @@ def test_record_of_several_prompts() -> None:
 
 
 def test_record_without_admission() -> None:
-    """What was never admitted has no prompts, and no numbers."""
+    """The explanation of a request that was never admitted has no prompts and no numbers."""
     record = attrs.evolve(record_of("r1"), prompt=UNKNOWN, cached=UNKNOWN, cache_misses=())
     explained = explain_record(record)
     assert explained.prompts == () and explained.prompt_tokens is None

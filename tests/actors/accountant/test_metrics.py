@@ -37,7 +37,7 @@ LISTED: dict[str, tuple[str, set[str]]] = {
     "quipu:kv_blocks": ("gauge", MODEL | {"state"}),
     "quipu:kv_cache_usage_ratio": ("gauge", MODEL),
 }
-"""The metrics of section 5 of the specification, by name."""
+"""The kind and the labels of each metric of usage and load, by name."""
 VALUES = {
     "outcome": {"finished", "failed", "cancelled", "rejected"},
     "tier": {"device", "host", "disk", "remote", "unattributed"},
@@ -53,7 +53,7 @@ def families(client: Client) -> dict[str, Metric]:
 
 
 async def test_every_documented_metric_exists(autojump_clock: trio.abc.Clock) -> None:
-    """Each exists before the first request, with its kind, help and labels, and without samples."""
+    """Each metric exists before the first request, with its kind, help and labels, and counters are 0."""
     async with small_runtime() as client:
         found = families(client)
     for name, (kind, labels) in LISTED.items():
@@ -111,14 +111,16 @@ async def run_three(client: Client) -> list[Answer]:
 
 
 async def test_histograms_match_the_records(autojump_clock: trio.abc.Clock) -> None:
-    """Each request is in each histogram once, with the times and counts of its record."""
+    """Each request is counted once in each histogram, with the times and counts of its record."""
     async with small_runtime(Dials(step_seconds=0.01)) as client:
         records = [answer.record for answer in await run_three(client)]
         found = samples(client)
 
     def check(name: str, values: list[float]) -> None:
         assert found[f"{name}_count"] == len(values)
-        assert found[f"{name}_sum"] == pytest.approx(sum(values), abs=1e-5)  # a date is good to a quarter of 1e-6 s
+        assert found[f"{name}_sum"] == pytest.approx(
+            sum(values), abs=1e-5
+        )  # Unix times as floats are exact to a quarter of a microsecond
         buckets = [value for sample, value in found.items() if sample.startswith(f"{name}_bucket")]
         assert buckets == sorted(buckets) and buckets[-1] == len(values)
 
@@ -149,7 +151,7 @@ async def test_steps_are_counted(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock) -> None:
-    """Rejected, left and failed requests are counted by outcome; never-admitted ones are in no sum and no ratio."""
+    """Rejected, cancelled and failed requests are counted by outcome; those never admitted are in no sum or ratio."""
     dials, journal = Dials(step_seconds=0.01), KeptJournal()
     async with small_runtime(dials, journal=journal, max_model_len=100) as client:
         await client.ask(prompt_of(100))  # does not fit into the cache

@@ -1,4 +1,4 @@
-"""The metrics of host tiers: shown where there are any, set and counted from reports, and gone with their engines."""
+"""The metrics of host tiers: shown only if there are any, updated from reports, and removed with their engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tell(metrics: Metrics, tier: HostTierReport | None, engine_id: int = 0) -> N
 
 
 def test_not_shown_without_a_host_tier() -> None:
-    """A server whose engines have none shows nothing of it, whatever a report says."""
+    """A server whose engines have no host tier has no such metrics, whatever a report contains."""
     metrics = Metrics("m")
     tell(metrics, HostTierReport(8, 3, 3))
     metrics.set_engine_gone(0, 10)
@@ -33,7 +33,7 @@ def test_not_shown_without_a_host_tier() -> None:
 
 
 def test_blocks_and_counters() -> None:
-    """The gauge is what the last report says, counters add up, and a report without news changes nothing."""
+    """The gauge has the values of the last report, counters add up, and a report without a tier changes nothing."""
     metrics = Metrics("m", has_host_tier=True)
     assert set(host_samples(metrics).values()) == {0.0} and len(host_samples(metrics)) == 2 + 3 + 4
     tell(metrics, HostTierReport(8, 3, num_stored=3))
@@ -54,7 +54,7 @@ def test_blocks_and_counters() -> None:
 
 
 def test_engines_come_and_go() -> None:
-    """A dead engine's tier is empty, a removed one's is not shown, and what they have counted stays."""
+    """A dead engine's tier is empty, a removed engine's is not shown, and the counters of both stay."""
     metrics = Metrics("m", 2, has_host_tier=True)
     for engine_id in range(2):
         tell(metrics, HostTierReport(8, 3 + engine_id, num_stored=3), engine_id)

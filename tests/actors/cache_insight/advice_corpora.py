@@ -1,7 +1,7 @@
-"""Conversations that are made to get one kind of advice each, and others that are made to get none.
+"""Conversations that deserve one kind of advice each, and others that deserve none.
 
-A conversation is the sequence of prompts that one client sends, or several of one application. Every one is made from
-its number, with other words, lengths and shapes.
+A conversation is the sequence of prompts that one client, or several clients of one application, send. Each is made
+from a random generator, so that words, lengths and shapes differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Conversation:
 
     prompts: list[ChatPrompt] = attrs.field(factory=list)
     message: int | None = 0
-    """Where the advice has to be."""
+    """The message that the advice must name."""
     answered_with_reasoning: set[int] = attrs.field(factory=set)
     """Indexes of prompts whose answers had reasoning."""
 
@@ -81,7 +81,7 @@ def reversed_keys(value: Any) -> Any:
 
 
 def turns(random: Random, opening: list[Message], num: int) -> Iterator[list[Message]]:
-    """Yield the messages of each request of a conversation that goes on."""
+    """Yield the messages of each request of a growing conversation."""
     messages = [*opening, user(words(random))]
     yield list(messages)
     for _ in range(num - 1):
@@ -90,7 +90,7 @@ def turns(random: Random, opening: list[Message], num: int) -> Iterator[list[Mes
 
 
 def stamp(random: Random) -> str:
-    """Return a time or an id, each time another one."""
+    """Return a random time or id."""
     number = random.getrandbits(40)
     return random.choice(
         (
@@ -101,11 +101,11 @@ def stamp(random: Random) -> str:
     )
 
 
-# ---------------------------------------------------------------- made to get advice
+# ---------------------------------------------------------------- conversations that deserve advice
 
 
 def volatile_prefix(random: Random) -> Conversation:
-    """A time in the system prompt, in each request of a conversation; or requests of one turn; or a first message."""
+    """Put a changing time or id into the system prompt of each request, or into the first message of the user."""
     made, rest = Conversation(), words(random, 30, 90)
     form = random.choice(("at the beginning", "at the end", "one turn", "user"))
     if form == "one turn":
@@ -124,7 +124,7 @@ def volatile_prefix(random: Random) -> Conversation:
 
 
 def tools_reordered(random: Random) -> Conversation:
-    """The same tools in another order at each turn."""
+    """Send the same tools in another order at each turn."""
     made, tools = Conversation(message=None), list(tools_of(random, random.randint(2, 8)))
     for messages in turns(random, [system(words(random))], 4):
         made.send(messages, tuple(tools))
@@ -133,7 +133,7 @@ def tools_reordered(random: Random) -> Conversation:
 
 
 def keys_reordered(random: Random) -> Conversation:
-    """JSON of a tool, of a call's arguments or of a result, with its keys in another order in a later request."""
+    """Change the order of keys in the JSON of a tool, of a call's arguments or of a result in a later request."""
     form = random.choice(("tool", "arguments", "result"))
     tools = tools_of(random)
     opening = [system(words(random)), *([user(words(random)), answer(words(random))] * random.randint(0, 2))]
@@ -156,7 +156,7 @@ def keys_reordered(random: Random) -> Conversation:
 
 
 def per_session_header(random: Random) -> Conversation:
-    """Several sessions of one application, whose system prompts begin with an id of the session."""
+    """Have several sessions of one application whose system prompts begin with an id of the session."""
     made, rest = Conversation(), words(random, 40, 90)
     name = random.choice(("Session", "x-trace", "Conversation id"))
     for _ in range(3):
@@ -167,7 +167,7 @@ def per_session_header(random: Random) -> Conversation:
 
 
 def reasoning_stripped(random: Random) -> Conversation:
-    """An answer that a request had with its reasoning comes without it; or the server knows that it had some."""
+    """Send an answer without its reasoning, which an earlier request contained or which the server knows of."""
     made = Conversation()
     opening = [system(words(random)), user(words(random))]
     made.message = len(opening)
@@ -185,7 +185,7 @@ def reasoning_stripped(random: Random) -> Conversation:
 
 
 def alternating_system_prompts(random: Random) -> Conversation:
-    """Two agents take turns on one conversation, each with its own system prompt."""
+    """Let two agents take turns in one conversation, each with its own system prompt."""
     made = Conversation()
     agents = [system(words(random)), system(words(random))]
     for number, messages in enumerate(turns(random, [agents[0]], random.randint(6, 9))):
@@ -201,14 +201,14 @@ MAKERS: Mapping[AdviceCode, Callable[[Random], Conversation]] = {
     AdviceCode.REASONING_STRIPPED: reasoning_stripped,
     AdviceCode.ALTERNATING_SYSTEM_PROMPTS: alternating_system_prompts,
 }
-"""All but `pool_too_small`, which is not seen in prompts."""
+"""All codes except `pool_too_small`, which does not depend on prompts."""
 
 
-# ---------------------------------------------------------------- made to get none
+# ---------------------------------------------------------------- conversations that deserve none
 
 
 def blameless(random: Random, shared: list[Message], tools: tuple[Mapping[str, Any], ...]) -> Conversation:
-    """Make a conversation of an application with this system prompt and these tools, as good clients send them."""
+    """Make a conversation of an application with this system prompt and these tools, as a well-behaved client would."""
     made = Conversation(message=None)
     form = random.choice(
         (
@@ -268,7 +268,7 @@ def blameless(random: Random, shared: list[Message], tools: tuple[Mapping[str, A
 
 
 def blameless_conversations(num: int) -> Iterator[Conversation]:
-    """Make conversations of applications that have several each, some with the same first message."""
+    """Make conversations, five for each application, some with the same first message."""
     random = Random(7)
     for number in range(num):
         if number % 5 == 0:

@@ -1,4 +1,5 @@
-"""Advice: conversations that are made to get it get it at the right message, others get none, and it stays small."""
+"""Advice: conversations with a flaw get it at the right message, others get none, and its memory and time are
+bounded."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from tests.actors.cache_insight.advice_corpora import (
     volatile_prefix,
     words,
 )
+from tests.cpu_time import ATTEMPTS
 
 
 class Clients:
@@ -53,7 +55,7 @@ class Clients:
 
 @pytest.mark.parametrize("code", MAKERS)
 def test_conversations_made_for_advice(code: AdviceCode) -> None:
-    """Each of 20 conversations gets its advice, at its message, and no other; one tenant has all of them."""
+    """Each of 20 conversations of one tenant gets its advice, at its message, and no other."""
     clients = Clients()
     for number in range(20):
         conversation = MAKERS[code](Random(f"{code} {number}"))
@@ -62,7 +64,7 @@ def test_conversations_made_for_advice(code: AdviceCode) -> None:
 
 
 def test_no_advice_without_reason() -> None:
-    """1,000 conversations of 200 applications of one tenant, all kept in mind as far as they are, get no advice."""
+    """1,000 blameless conversations of 200 applications of one tenant get no advice."""
     clients = Clients()
     num_prompts = 0
     for number, conversation in enumerate(blameless_conversations(1000)):
@@ -73,7 +75,7 @@ def test_no_advice_without_reason() -> None:
 
 @pytest.mark.parametrize("code", MAKERS)
 def test_tenants_and_salts_are_apart(code: AdviceCode) -> None:
-    """No advice comes from comparing with the prompts of another tenant, or of another salt."""
+    """A prompt is never compared with those of another tenant or another salt."""
     for apart in ({"tenant": "t"}, {"salt": "s"}):
         clients = Clients()
         for number in range(5):
@@ -85,7 +87,7 @@ def test_tenants_and_salts_are_apart(code: AdviceCode) -> None:
 
 
 def test_message_of_the_clients_list() -> None:
-    """The message is counted in the client's list, where the system prompt may have a field of its own."""
+    """The message's index is that in the client's list, even if the system prompt has a field of its own."""
     clients, conversation = Clients(), reasoning_stripped(Random(5))
     advice: list[Advice] = []
     for index, chat in enumerate(conversation.prompts):
@@ -104,14 +106,14 @@ def test_message_of_the_clients_list() -> None:
 
 
 def test_times_and_ids() -> None:
-    """Words with digits and names of days and months count as one sign; everything else does not."""
+    """Words with digits and names of days and months are all equal; other words are not."""
     same = ("On Monday, 24 Nov 2026 12:05:09 we met.", "On Tue 1 December 2025 we met.", "On 3f9a-77 we met.")
     assert len({without_times(text) for text in same}) == 1
     assert without_times("On Monday we met.") != without_times("On Monday we meet.")
 
 
 def test_times_in_long_texts() -> None:
-    """In a text of any length, a time at its beginning is disregarded whatever its length, and other words are not."""
+    """In a text of any length, a time at its beginning is ignored, however long it is, and other words are not."""
     rest = " ".join(f"word{'x' * (number % 7)}" for number in range(20_000))
     texts = [f"At {now} {rest}" for now in ("12:05", "1:05:33.123456789 PM", "Monday")]
     assert len({without_times(text) for text in texts}) == 1
@@ -119,7 +121,7 @@ def test_times_in_long_texts() -> None:
 
 
 def test_memory_of_a_tenant_is_bounded() -> None:
-    """Thousands of conversations leave a bounded number of digests; a tenant that floods displaces its own only."""
+    """Thousands of conversations leave a bounded number of digests; a tenant that floods displaces only its own."""
     random, clients = Random(1), Clients()
     kept = tools_reordered(random)
     assert clients.ask(kept.prompts[0], tenant="quiet") == []
@@ -132,7 +134,7 @@ def test_memory_of_a_tenant_is_bounded() -> None:
 
 
 def test_number_of_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond a number of tenants the one that was served longest ago is forgotten."""
+    """Beyond a maximum number of tenants, the one that was served longest ago is forgotten."""
     monkeypatch.setattr(advice_memory, "MAX_TENANTS", 2)
     memory = AdviceMemory()
     first = memory.of("a")
@@ -147,7 +149,7 @@ def test_number_of_tenants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_of_the_text_is_kept() -> None:
-    """What is remembered has digests, numbers and roles, but no word of a prompt; digests of two servers differ."""
+    """The memory has digests, numbers and roles, but no word of a prompt; the digests of two servers differ."""
     clients = Clients()
     clients.ask(ChatPrompt((system("secretword " * 20), user("secretword?"), answer("secretword " * 5)), parts=()))
     seen: set[int] = set()
@@ -181,16 +183,20 @@ LARGE = {
 }
 
 
+def slices_s(chat: ChatPrompt) -> list[float]:
+    """Return the CPU time of each slice in which a chat is digested."""
+    slices, times_s = Advisor().slices(chat, "t", "t", "req-1"), []
+    while True:
+        before = time.thread_time()
+        advice = next(slices)
+        times_s.append(time.thread_time() - before)
+        if advice is not None:
+            assert advice == ()
+            return times_s
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_large_chats_are_digested_in_short_slices(name: str) -> None:
-    """Whatever a chat contains, the work is bounded, and no slice of it is long: processor time, generously."""
-    slices = Advisor().slices(LARGE[name], "t", "t", "req-1")
-    longest, began = 0.0, time.process_time()
-    while True:
-        before = time.process_time()
-        advice = next(slices)
-        longest = max(longest, time.process_time() - before)
-        if advice is not None:
-            break
-    assert advice == ()
-    assert longest < 0.05 and time.process_time() - began < 0.5
+    """Whatever a chat contains, the work is bounded, and no slice of it takes long."""
+    attempts = (slices_s(LARGE[name]) for _ in range(ATTEMPTS))
+    assert any(max(times_s) < 0.05 and sum(times_s) < 0.5 for times_s in attempts)

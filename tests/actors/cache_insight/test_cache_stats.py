@@ -1,4 +1,4 @@
-"""What the cache watch hears of whole requests, through every actor, on the KV-reading fake executor."""
+"""The cache watch's figures for whole requests, through every actor, on the KV-reading fake executor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reuse_of(client: Client) -> Reuse:
 
 
 async def test_requests_and_their_blocks(autojump_clock: trio.abc.Clock) -> None:
-    """Figures have the numbers that clients were told, whichever engine served them, each prompt once."""
+    """Figures agree with the numbers reported to clients, whichever engine served them; each prompt counts once."""
     prompt = prompt_of(5 * BLOCK + 3)
     async with small_runtime() as client:
         answers = [await client.ask(prompt, max_tokens=2) for _ in range(3)]
@@ -51,7 +51,7 @@ async def test_requests_and_their_blocks(autojump_clock: trio.abc.Clock) -> None
 
 
 async def test_output_blocks_could_be_found(autojump_clock: trio.abc.Clock) -> None:
-    """Blocks that decoding filled count as possible hits of the next turn, even where no cache could be read."""
+    """Blocks that decoding filled count as possible hits of the next turn, even if the cache was reset."""
     prompt = prompt_of(2 * BLOCK)
     turn = prompt + continuation(prompt, 3 * BLOCK) + prompt_of(5, seed=2)
     async with small_runtime() as client:
@@ -66,7 +66,7 @@ async def test_output_blocks_could_be_found(autojump_clock: trio.abc.Clock) -> N
 
 
 async def test_prompt_that_may_not_read(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt whose scores are wanted could not have found anything."""
+    """A prompt whose logprobs are requested may not read the cache, so it has no possible hits."""
     prompt = prompt_of(3 * BLOCK + 1)
     async with small_runtime() as client:
         await client.ask(prompt, max_tokens=1)
@@ -76,8 +76,8 @@ async def test_prompt_that_may_not_read(autojump_clock: trio.abc.Clock) -> None:
     assert (reuse.query_blocks, reuse.hit_blocks) == (3, 0)
 
 
-async def test_evicted_blocks_tell_their_age(autojump_clock: trio.abc.Clock) -> None:
-    """When blocks run out, those evicted tell how long ago they were used."""
+async def test_idle_time_of_evicted_blocks(autojump_clock: trio.abc.Clock) -> None:
+    """When blocks run out, the figures have the time for which those evicted had been idle."""
     async with small_runtime(num_blocks=12, max_model_len=128) as client:
         for seed in range(12):
             await client.ask(prompt_of(5 * BLOCK + 1, seed=seed), max_tokens=1)
@@ -89,7 +89,7 @@ async def test_evicted_blocks_tell_their_age(autojump_clock: trio.abc.Clock) -> 
 
 
 async def test_tenant_and_model_of_the_caller(autojump_clock: trio.abc.Clock) -> None:
-    """A row is made for the tenant that pays and the name that it asked for."""
+    """A request counts in the row of the tenant that is billed and the model name that it asked for."""
     async with small_runtime() as client:
         request = client.encode(prompt_of(40), max_tokens=1)
         ticket = client.runtime.desk.open(request, "test", Caller(tenant="acme", model="demo-alias"))
@@ -105,7 +105,7 @@ async def test_tenant_and_model_of_the_caller(autojump_clock: trio.abc.Clock) ->
 
 
 async def test_pinned_prefixes(autojump_clock: trio.abc.Clock) -> None:
-    """A marked prefix counts as pinned for its tenant, and its blocks as kept by a pin alone until it is released."""
+    """A marked prefix counts as pinned for its tenant, and its blocks as held only by a pin until it is released."""
     system = {"type": "text", "text": "The cords are counted. " * 20, "cache_control": {"type": "ephemeral"}}
     body = {
         "model": "demo",
@@ -128,7 +128,7 @@ async def test_pinned_prefixes(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_no_hits_are_logged_once(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log says once that many requests have found nothing."""
+    """That many requests have found nothing in the cache is logged once."""
     monkeypatch.setattr(cache_watch, "NO_HITS_AFTER", 10)
     with structlog.testing.capture_logs() as lines:
         async with small_runtime(num_engines=1, num_blocks=12, max_model_len=128) as client:
@@ -141,7 +141,7 @@ async def test_no_hits_are_logged_once(autojump_clock: trio.abc.Clock, monkeypat
 
 
 async def test_metrics_show_the_same(autojump_clock: trio.abc.Clock) -> None:
-    """The metrics have the figures of all tenants, over the window alone."""
+    """The metrics have the figures of all tenants together, for the window only."""
     prompt = prompt_of(4 * BLOCK + 1)
     async with small_runtime(stats_window_s=600.0) as client:
         for _ in range(4):

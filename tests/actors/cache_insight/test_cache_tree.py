@@ -1,4 +1,4 @@
-"""The prefix tree of whole requests, through every actor, on the KV-reading fake executor: what the pools hold."""
+"""The prefix tree after whole requests, through every actor, on the KV-reading fake executor, matches the pools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nodes_of(client: Client) -> list[TreeNode]:
 
 
 async def test_prompts_and_their_outputs(autojump_clock: trio.abc.Clock) -> None:
-    """A conversation and a prompt that leaves it make three branches, whichever engines have them."""
+    """A conversation and a prompt that diverges from it make three branches, whichever engines have them."""
     prompt = prompt_of(4 * BLOCK)
     turn = prompt + continuation(prompt, 2 * BLOCK) + prompt_of(BLOCK, seed=1)
     other = prompt[: 3 * BLOCK] + prompt_of(3 * BLOCK + 2, seed=2)
@@ -54,9 +54,11 @@ async def test_prompts_and_their_outputs(autojump_clock: trio.abc.Clock) -> None
 
 @pytest.mark.parametrize("order_seed", [5, 6])
 async def test_tree_is_what_the_pool_holds(order_seed: int, autojump_clock: trio.abc.Clock) -> None:
-    """After random prompts and evictions the branches are what of the pool can be found, in its order of eviction.
+    """After random prompts and evictions the tree shows exactly the cached blocks that a prompt can find, and leaves
+    are evicted in the order in which it lists them.
 
-    In one of two orders the pool also holds blocks that no prompt finds until those before them are computed again.
+    With one of the two seeds the pool also holds blocks that cannot be found until those before them are computed
+    again.
     """
     rng = random.Random(order_seed)
     texts: list[list[int]] = []
@@ -86,7 +88,8 @@ async def test_tree_is_what_the_pool_holds(order_seed: int, autojump_clock: trio
 
 
 async def test_running_and_pinned(autojump_clock: trio.abc.Clock) -> None:
-    """What a running request uses is held; what is pinned says until when, and both have no place in the order."""
+    """Branches that a running request uses are held, pinned ones have an expiry, and neither are in the eviction
+    order."""
     system = {"type": "text", "text": "The cords are counted. " * 20, "cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "content": "what? " * 40}]
     async with small_runtime() as client:
@@ -114,7 +117,8 @@ async def test_running_and_pinned(autojump_clock: trio.abc.Clock) -> None:
 
 
 async def test_what_diverged(autojump_clock: trio.abc.Clock) -> None:
-    """Branches name the message in which prompts part, to the token where the engine says it; paths are prompts."""
+    """A branch names the message in which its prompt diverges, and the exact token if the engine reported it; a
+    request's path has the tokens of its prompt."""
     system = {"role": "system", "content": "The cords are counted. " * 12}
     async with small_runtime(num_engines=1) as client:
         http = over_http(client)

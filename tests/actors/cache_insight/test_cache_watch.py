@@ -1,4 +1,4 @@
-"""The cache watch: what it tells of a window, of each tenant by itself, and within bounds."""
+"""The cache watch: the figures of a window, by tenant and in total, within bounds on memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cut(*numbers: int, of: str = "") -> bytes:
 
 
 def prompt(tenant: str, *numbers: int, found: int = 0, **fields: Any) -> WatchedPrompt:
-    """Return a prompt of these blocks, each of which could be found."""
+    """Return a prompt of these blocks and one token more, so that each block could be found."""
     of = fields.pop("of", tenant)
     return WatchedPrompt(
         tenant, fields.pop("model", "m"), len(numbers) * BLOCK + 1, found * BLOCK, keys(*numbers, of=of), **fields
@@ -89,7 +89,7 @@ def test_what_larger_caches_would_have_found() -> None:
 
 
 def test_what_no_cache_could_have_found() -> None:
-    """The block with a prompt's last token, prompts that may not read, and those of upstreams could not be found."""
+    """Possible hits exclude the block with a prompt's last token, prompts that may not read, and those of upstreams."""
     clock = Clock()
     watch = watch_of(clock)
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_what_no_cache_could_have_found() -> None:
 
 
 def test_bound_is_never_below_what_was_found() -> None:
-    """What the engines' caches still had from before this process began counts as possible."""
+    """Hits on blocks that an engine cached before this process started count as possible."""
     clock = Clock()
     watch = watch_of(clock)
     watch.on_prompt(prompt("a", 1, 2, 3, found=3), 0.0)
@@ -111,18 +111,18 @@ def test_bound_is_never_below_what_was_found() -> None:
 
 
 def test_filled_blocks_count_as_used() -> None:
-    """The next turn could have found what decoding has filled."""
+    """Blocks that decoding filled count as possible hits of the next turn."""
     clock = Clock()
     watch = watch_of(clock)
     watch.on_prompt(prompt("a", 1), 0.0)
     watch.on_report(report(filled_ids=[7, 8], filled_keys=b"".join(keys(2, 3, of="a"))), {7: ("a", "m")}, 1.0)
     watch.on_prompt(prompt("a", 1, 2, 3), 2.0)
     reuse = only(watch).reuse
-    assert reuse is not None and (reuse.query_blocks, reuse.hit_blocks) == (4, 2), "8 is nobody's"
+    assert reuse is not None and (reuse.query_blocks, reuse.hit_blocks) == (4, 2), "sequence 8 belongs to no tenant"
 
 
 def test_tenants_do_not_see_each_other() -> None:
-    """What one tenant is told does not depend on the other, and the sums are over both."""
+    """A tenant's figures do not depend on other tenants; the overall figures are sums over all."""
     clock = Clock()
     alone, beside = watch_of(clock), watch_of(clock)
     for at in range(3000):
@@ -144,7 +144,7 @@ def test_tenants_do_not_see_each_other() -> None:
 
 
 def test_models_have_rows_of_their_own() -> None:
-    """The same blocks under another model name are another row."""
+    """The same blocks under another model name are counted in a row of their own."""
     watch = watch_of(Clock())
     for model in ("m", "n"):
         watch.on_prompt(prompt("a", 1, model=model), 0.0)
@@ -154,7 +154,7 @@ def test_models_have_rows_of_their_own() -> None:
 
 
 def test_age_at_eviction() -> None:
-    """Evicted blocks tell for how long they were not used, to their tenant and in the sums."""
+    """The time that evicted blocks had been idle is in the figures of their tenant and in the overall figures."""
     clock = Clock()
     watch = watch_of(clock)
     watch.on_prompt(prompt("a", 1, 2), 0.0)
@@ -169,7 +169,7 @@ def test_age_at_eviction() -> None:
 
 
 def test_pins() -> None:
-    """Pinned prefixes count for their tenant; blocks that only pins keep are summed over the engines there are."""
+    """Pinned prefixes count for their tenant; blocks that only pins keep are summed over the running engines."""
     watch = watch_of(Clock())
     for engine_id, blocks in ((0, 3), (1, 4)):
         pinned = report(
@@ -184,14 +184,14 @@ def test_pins() -> None:
 
 
 def test_bounds() -> None:
-    """Rows and sketches are bounded; a row without requests in the window gives its sketch away."""
+    """Rows and sketches are bounded; a row without requests in the window loses its sketch to another."""
     clock = Clock()
     watch = watch_of(clock)
     for tenant in range(MAX_ROWS + 5):
         watch.on_prompt(prompt(f"t{tenant}", 1, 2), 0.0)
     rows = list(watch.figures())
     assert len(rows) == MAX_ROWS and rows[0].tenant == f"t{MAX_ROWS + 4}"
-    assert only(watch, f"t{MAX_ROWS // 2}").reuse is None, "others came first"
+    assert only(watch, f"t{MAX_ROWS // 2}").reuse is None, "the sketches are taken by others"
     assert watch.num_bytes < 64 << 20
     clock.now = WINDOW_S + 1
     watch.on_prompt(prompt("late", 1, 2), clock.now)
@@ -201,7 +201,8 @@ def test_bounds() -> None:
 
 
 def test_sketches_are_renewed() -> None:
-    """After some windows a fresh sketch goes on that has seen the last window, so that nothing recent is new."""
+    """After some windows a fresh sketch takes over that has seen the last window, so that no recent block counts as
+    new."""
     clock = Clock()
     watch = watch_of(clock)
     end_s = (WINDOWS + 0.5) * WINDOW_S
@@ -214,11 +215,11 @@ def test_sketches_are_renewed() -> None:
     before = reuse.hit_blocks
     watch.on_prompt(prompt("a", 1000, 1001), clock.now)
     reuse = only(watch).reuse
-    assert reuse is not None and reuse.hit_blocks == before, "these were forgotten"
+    assert reuse is not None and reuse.hit_blocks == before, "blocks used long ago must be forgotten"
 
 
 def test_no_hits_are_noted_once() -> None:
-    """Many requests without any hit are noted once; a single hit prevents it for good."""
+    """Many requests without any hit are reported once; after a single hit they never are."""
     watch = watch_of(Clock())
     for _ in range(NO_HITS_AFTER - 1):
         watch.on_prompt(prompt("a", 1), 0.0)
@@ -237,7 +238,7 @@ def test_no_hits_are_noted_once() -> None:
 
 
 def test_same_counts_without_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures do not depend on which sketch is used."""
+    """The figures do not depend on whether the sketch is the one in C or the one in Python."""
     found: list[CacheFigures] = []
     for make in (make_sketch, ReuseSketch):
         monkeypatch.setattr(cache_watch, "make_sketch", make)

@@ -1,4 +1,4 @@
-"""The prefix tree: branches and knots as prompts make them, whatever the order, and within bounds."""
+"""The prefix tree: how prompts make and split branches, in whatever order, within bounds on memory."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def shape(tree: PrefixTree, tenant: str = "a") -> Any:
     return of(tree.roots[tenant])
 
 
-def test_prompts_part_at_knots() -> None:
-    """Each prompt goes along what it shares, and a branch is cut where one parts or ends."""
+def test_prompts_split_branches() -> None:
+    """Each prompt follows the branches that it shares, and a branch is split where a prompt diverges or ends."""
     tree = PrefixTree()
     tree.begin("a", [1], chain(1, 2, 3, 4), 0.0)
     assert shape(tree) == (0, 0, (4, 1))
@@ -72,7 +72,8 @@ def test_prompts_part_at_knots() -> None:
 
 
 def test_filled_blocks_continue_their_sequence() -> None:
-    """What decoding fills hangs behind the prompt, apart for each sequence; the next turn goes along it."""
+    """Blocks that decoding fills continue the prompt's branch, separately for each sequence; the next turn shares
+    them."""
     tree = PrefixTree()
     prompt = chain(1, 2)
     tree.begin("a", [1, 2], prompt, 0.0)
@@ -87,7 +88,7 @@ def test_filled_blocks_continue_their_sequence() -> None:
 
 
 def test_ends_of_sequences() -> None:
-    """A branch is held by the open sequences that use it, also after it was cut, and knows its last release."""
+    """A branch is held by the open sequences that use it, even after it was split, and knows its last release."""
     tree = PrefixTree()
     tree.begin("a", [1], chain(1, 2, 3), 0.0)
     tree.begin("a", [2], chain(1, 2, 4), 1.0)
@@ -104,7 +105,7 @@ def test_ends_of_sequences() -> None:
 
 
 def test_pinned_part_is_a_branch() -> None:
-    """A branch is cut where what is pinned ends."""
+    """A branch is split where the pinned prefix ends."""
     tree = PrefixTree()
     tree.begin("a", [1], chain(1, 2, 3, 4), 0.0)
     tree.pin(1, 3, 300)
@@ -118,7 +119,7 @@ def test_pinned_part_is_a_branch() -> None:
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves that were used longest ago are dropped, but not those of open sequences."""
+    """The least recently used leaves are dropped, but not those of open sequences."""
     monkeypatch.setattr(prefix_tree, "MAX_BLOCKS", 10)
     monkeypatch.setattr(prefix_tree, "MAX_BRANCHES", 4)
     tree = PrefixTree()
@@ -129,7 +130,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         check(tree)
     assert tree.num_blocks <= 10 and tree.num_branches <= 4 and "open" in tree.roots
     tree.begin("b", [99], chain(*range(30), of="b"), 0.0)
-    assert "a" not in tree.roots and shape(tree, "b") == (0, 0, (30, 1)), "it is open"
+    assert "a" not in tree.roots and shape(tree, "b") == (0, 0, (30, 1)), "an open sequence's branch must stay"
     tree.end(99, 0.0)
     tree.begin("c", [100], chain(1, of="c"), 0.0)
     assert set(tree.roots) == {"open", "c"}
@@ -137,7 +138,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tenants_keep_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenant that sends without end drops its own branches, whether many or long, and nobody else's."""
+    """A tenant that keeps sending displaces only its own branches, whether they are many or long."""
     monkeypatch.setattr(prefix_tree, "MAX_BLOCKS", 200)
     monkeypatch.setattr(prefix_tree, "MAX_BRANCHES", 40)
     tree = PrefixTree()
@@ -158,7 +159,7 @@ def test_tenants_keep_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def num_lines(call: Callable[[], object]) -> int:
-    """Return how many lines of the tree's code a call runs."""
+    """Return how many lines of the tree's module a call executes."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -178,7 +179,8 @@ def num_lines(call: Callable[[], object]) -> int:
 
 
 def test_deep_paths_cost_little() -> None:
-    """A prompt passes a bounded number of branches; sequences walk up what they share once, however many they are."""
+    """A prompt passes a bounded number of branches; however many sequences begin or end, the branches that they share
+    are visited only once."""
     tree, keys = PrefixTree(), chain(*range(2000))
     for length in range(2000, 0, -1):
         tree.begin("a", [], keys[:length], 0.0)
@@ -197,7 +199,7 @@ def test_deep_paths_cost_little() -> None:
 
 
 def test_prompt_beyond_the_longest_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes after the longest path is not in the tree, nor what decoding fills behind it."""
+    """Blocks beyond the longest path are not in the tree, and neither are those that decoding fills after them."""
     monkeypatch.setattr(prefix_tree, "MAX_PATH", 3)
     tree, keys = PrefixTree(), chain(*range(9))
     for length in range(1, 8):
@@ -210,7 +212,7 @@ def test_prompt_beyond_the_longest_path(monkeypatch: pytest.MonkeyPatch) -> None
 
 @given(st.integers(0, 1 << 32))
 def test_any_order(seed: int) -> None:
-    """After any prompts, each block that was used is in the tree once, with as many prompts as contained it."""
+    """After any prompts, each block that was used is in the tree once, with the number of prompts that contained it."""
     rng = random.Random(seed)
     tree, uses = PrefixTree(), dict[bytes, int]()
     open_ids: list[int] = []

@@ -1,4 +1,4 @@
-"""The paths of requests through the prefix tree: however it is cut afterwards, and as long as it keeps their ends."""
+"""The paths of requests through the prefix tree, which stay right however its branches are split afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.actors.cache_insight.test_prefix_tree import chain
 
 @given(st.integers(0, 1 << 32))
 def test_path_is_the_prompt(seed: int) -> None:
-    """Whatever comes later, a path leads through the blocks of its prompt and, in its last branch, perhaps beyond."""
+    """Whatever comes later, a path leads through the blocks of its prompt; only its last branch may continue beyond."""
     rng = random.Random(seed)
     tree, paths, sent = PrefixTree(), RequestPaths(), dict[str, list[bytes]]()
     for number in range(20):
@@ -40,7 +40,7 @@ def test_path_is_the_prompt(seed: int) -> None:
 
 
 def test_last_prompt_of_a_branch() -> None:
-    """A branch knows which prompt has made it and which was the last one with all of it, also after it was cut."""
+    """A branch knows which prompt made it and which was the last to contain all of it, even after it was split."""
     tree = PrefixTree()
     first, second = Passage("1"), Passage("2")
     tree.begin("a", [1], chain(1, 2, 3), 0.0, first)
@@ -53,7 +53,7 @@ def test_last_prompt_of_a_branch() -> None:
 
 
 def test_dropped_branches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tree drops is not kept alive by a path, which is empty then."""
+    """A path does not keep branches alive that the tree has dropped: it is empty then."""
     monkeypatch.setattr(prefix_tree, "MAX_BRANCHES", 2)
     tree, paths = PrefixTree(), RequestPaths()
     for number in range(3):
@@ -66,7 +66,7 @@ def test_dropped_branches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_bounds() -> None:
-    """The last requests are remembered, with a bounded number of prompts; 0 remembers nothing."""
+    """Only the last requests are remembered, with a bounded number of prompts; with a limit of 0, none are."""
     tree = PrefixTree()
     tip = tree.begin("a", [], chain(1), 0.0)
     paths = RequestPaths(3)
@@ -80,7 +80,9 @@ def test_bounds() -> None:
     paths.note(Passage("of-c"), tips["c"], 1)
     for number in range(9):
         paths.note(Passage(f"of-b-{number}"), tips["b"], 1)
-    assert "of-c" in paths and "of-b-7" in paths and "of-b-6" not in paths, "a tenant pushes out its own"
+    assert "of-c" in paths and "of-b-7" in paths and "of-b-6" not in paths, (
+        "a tenant's requests must displace only its own"
+    )
     none = RequestPaths(0)
     none.note(Passage("1"), tip, 1)
     assert "1" not in none and none.of("1", None) is None

@@ -1,4 +1,4 @@
-"""The sketch of reuse: exact while it is small, close to exact stack distances beyond, and the same in C."""
+"""The reuse sketch: exact while small, close to exact stack distances otherwise, and the same in C."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_large_working_set_is_close(seed: int) -> None:
 
 
 def test_found_blocks_are_never_new() -> None:
-    """What the cache had is no miss of an infinite cache, even if its key was never seen."""
+    """A block found in the cache is no miss of an infinite cache, even if the sketch has never seen its key."""
     sketch = make_sketch(SMALL, 14)
     sketch.access([key(i) for i in range(10)], 7, 10, 0, 0)
     assert sketch.counts()[:2] == (10, 3)
 
 
 def test_last_block_that_cannot_be_found() -> None:
-    """A block beyond those that a prompt may read is used, but neither asked for nor found."""
+    """A block that a prompt may not read counts as used, but neither as queried nor as found."""
     sketch = make_sketch(SMALL, 14)
     prompt = [key(i) for i in range(4)]
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_filled_blocks_are_hits_of_later_prompts() -> None:
 
 
 def test_idle_of_sampled_blocks() -> None:
-    """Blocks in the sample have their owner and the seconds since their last use; others have nothing."""
+    """`idle` returns the owner, and the seconds since the last use, of blocks in the sample, and nothing of others."""
     sketch = make_sketch(SMALL, 14)
     sketch.access([key(0), key(1)], 0, 2, 10, 3)
     sketch.access([key(0)], 0, 1, 14, 5)
@@ -131,7 +131,7 @@ def test_no_prompt_takes_long() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 1500), st.integers(4, 12))
 def test_sketch_in_c_counts_the_same(seed: int, longest: int, register_bits: int) -> None:
-    """The sketch in C counts what the one in Python counts, in samples that were made smaller, and in copies."""
+    """The sketch in C counts what the one in Python counts, even after samples shrink, and in copies."""
     rng = random.Random(seed)
     twins: list[Sketch] = [ReuseSketch(SMALL, register_bits), make_sketch(SMALL, register_bits)]
     for now in range(rng.randint(1, 20)):

@@ -31,7 +31,7 @@ def test_round_trip(text: str) -> None:
 
 @given(st.lists(st.integers(0, 4095), max_size=60))
 def test_byte_table_decodes_like_the_library(token_ids: list[int]) -> None:
-    """Any ids decode to what the library returns, broken characters included."""
+    """Any ids decode to what the library returns, even if characters are broken."""
     assert decode(token_ids) == TINY_VOCABULARY.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 

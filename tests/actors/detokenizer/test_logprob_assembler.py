@@ -33,7 +33,7 @@ def tokens_of(prompt: PromptAssembler, num_top: int = 20) -> list[ScoredToken]:
 
 
 def test_offsets_of_outputs() -> None:
-    """Each offset is the length of the text before the token; both halves of a character have the same one."""
+    """Each offset is the length of the text before the token; both halves of a character have the same offset."""
     tokens = outputs(LogprobAssembler(token_text, ByteDecoder(TABLE)), [1, 2, 3, 4, 5, 0])
     assert [token.offset for token in tokens] == [0, 2, 2, 3, 3, 5]
     assert [token.text for token in tokens] == ["bc", "�", "�", "", " d", "a"]
@@ -57,7 +57,7 @@ def test_outputs_after_an_echo() -> None:
 
 
 def test_prompt_without_an_echo() -> None:
-    """The prompt's scores, without its first token."""
+    """Without an echo, the prompt's scores begin with its second token."""
     prompt = PromptAssembler(token_text, None, 1)
     assert prompt.text == "" and tokens_of(prompt) == []
     prompt.add(2, pack(scores([5], top=2)))
@@ -66,12 +66,12 @@ def test_prompt_without_an_echo() -> None:
 
 
 def test_echo_without_scores_is_complete() -> None:
-    """Its choices are sent at once."""
+    """An echo without scores is complete at once, so that its choices need not wait."""
     assert PromptAssembler(token_text, PromptText("a", 0, (0,)), 0).is_complete
 
 
 def test_payload_of_another_length() -> None:
-    """Scores that have lost some bytes are refused, and nothing of them is added."""
+    """Scores that lack some bytes are refused, and none of them is added."""
     prompt = PromptAssembler(token_text, None, 1)
     with pytest.raises(ValueError, match="another length"):
         prompt.add(2, pack(scores([5], top=2))[:-8])

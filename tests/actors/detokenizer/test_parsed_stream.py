@@ -1,4 +1,4 @@
-"""From token ids to events: what is released adds up to the output, and stop strings end the answer's text alone."""
+"""From token ids to events: events add up to the output, and only the answer's text is searched for stop strings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_nothing_is_lost(pieces: list[str]) -> None:
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
 def test_the_answers_text_is_cut_at_a_stop_string(pieces: list[str]) -> None:
-    """With a stop string, events are those without, up to the one in whose text it begins."""
+    """With a stop string, the events are the same as without, up to the text in which it begins."""
     free, _ = run(stream_of(pieces), len(pieces))
     cut, last = run(stream_of(pieces, ("stop",)), len(pieces))
     runs = text_runs(free)
@@ -96,8 +96,8 @@ def text_runs(events: list[OutputEvent]) -> list[tuple[tuple[OutputEvent, ...], 
     return [*runs, (tuple(others), text)] if others or text else runs
 
 
-def test_what_is_not_text_is_not_searched() -> None:
-    """A stop string in reasoning or in a call does not end the output, nor one that only a delimiter interrupts."""
+def test_only_text_is_searched() -> None:
+    """A stop string in reasoning or in a call does not end the output, nor does one that a call interrupts."""
     pieces = ["<think>", "stop", "</think>", "st", CALL, "op", " and", " stop", "!"]
     events, last = run(stream_of(pieces, ("stop",)), len(pieces))
     assert last.match == "stop"
@@ -116,7 +116,7 @@ def test_ignored_tokens_are_counted_whatever_they_mean(num_ignored: int, shown: 
 
 
 def test_the_last_wanted_call_completes_the_output() -> None:
-    """Nothing is released after it, not even of the same token."""
+    """Nothing is released after the last wanted call, not even from the same token."""
     pieces = ["Yes", CALL + "\n" + CALL + "more", "more"]
     events, last = run(stream_of(pieces, max_calls=1), len(pieces))
     assert last.is_complete and last.match is None
@@ -126,7 +126,7 @@ def test_the_last_wanted_call_completes_the_output() -> None:
 
 
 def test_a_hidden_last_token_is_counted() -> None:
-    """The token that ends an output within reasoning is one of reasoning, though it is not shown."""
+    """The token that ends an output within reasoning counts as a token of reasoning, though it is not shown."""
     stream = stream_of(["<think>", "Yes"])
     stream.push(0)
     stream.push(1)
@@ -134,8 +134,8 @@ def test_a_hidden_last_token_is_counted() -> None:
     assert stream.num_reasoning_tokens == 3
 
 
-def test_a_parser_that_raises_is_told_from_other_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The detokenizer fails the request of such a sequence, and no other."""
+def test_parser_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception of the parser becomes ParserFailed, so that the detokenizer fails only that sequence's request."""
 
     def fail(*_: object) -> None:
         raise IndexError("planted")

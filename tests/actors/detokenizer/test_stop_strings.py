@@ -14,7 +14,7 @@ STOPS = st.lists(SMALL, min_size=1, max_size=6)
 
 
 class Searching:
-    """The oracle: search all held text for every stop string, each time."""
+    """Searches all held text for every stop string, each time: the oracle."""
 
     def __init__(self, stops: list[str], *, include: bool, num_ignored: int) -> None:
         self._stops = stops
@@ -63,7 +63,7 @@ def test_same_pieces_as_a_search(stops: list[str], texts: list[str], include: bo
 
 @given(STOPS, st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab", max_size=4)), max_size=20))
 def test_sequences_share_one_automaton(stops: list[str], turns: list[tuple[int, str]]) -> None:
-    """Each sequence has its own position, however deep another one has gone."""
+    """Each sequence has its own position in a shared automaton, however far others have advanced."""
     automaton = StopStrings(stops)
     shared = [StopMatcher(automaton) for _ in range(3)]
     alone = [StopMatcher(StopStrings(stops)) for _ in range(3)]
@@ -72,7 +72,7 @@ def test_sequences_share_one_automaton(stops: list[str], turns: list[tuple[int, 
 
 
 class Counting(StopStrings):
-    """Count steps, including those that building takes."""
+    """Counts steps, including those that building takes."""
 
     num_steps = 0
 
@@ -83,7 +83,7 @@ class Counting(StopStrings):
 
 @pytest.mark.parametrize("num_sequences", [1, 8])
 def test_cost_of_partial_matches(num_sequences: int) -> None:
-    """With 4,095 held characters of sixteen stop strings: one step per character, and one per node to build it."""
+    """With 4,095 held characters of sixteen stop strings, each character costs one step, and building one per node."""
     stops = [chr(ord("a") + index) * 3 + "x" * 4092 + str(index) for index in range(16)]
     automaton = Counting(stops)
     text = "aaa" + "x" * 4092
@@ -122,7 +122,7 @@ def test_node_is_the_longest_prefix(stops: list[str], text: str) -> None:
 
 
 def test_exception_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a step raises, those after it find what they would have found: other sequences share the automaton."""
+    """If a step raises while the automaton is being built, later steps are right: other sequences share it."""
     stops = StopStrings(["abab", "abba"])
     find_children = StopStrings._children  # noqa: SLF001 -- a fault is planted
     calls: list[int] = []

@@ -1,4 +1,4 @@
-"""What a detokenizer's successor finds in the text store, and what it makes of it."""
+"""What a restarted detokenizer finds in the text store, and how it continues from there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Outlet:
 
 
 class Workplace:
-    """A detokenizer that is restarted, its store, and what it tells the accountant."""
+    """A detokenizer that is restarted, its store, and its messages to the accountant."""
 
     def __init__(self) -> None:
         self.store = TextStore()
@@ -109,7 +109,7 @@ def crash_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after:
 async def test_death_while_choices_wait_for_their_prompt(
     monkeypatch: pytest.MonkeyPatch, method: str, after: bool
 ) -> None:
-    """A prompt whose scores come late is scored once, and sent once before what the choices had ready."""
+    """A prompt whose scores come late is scored once, and sent once, before the text that its choices had ready."""
     at_work, outlets = Workplace(), [Outlet(), Outlet()]
     echo = PromptText("abc", 0, (0, 1, 2))
     late = prompt_scores([5, 6])
@@ -148,8 +148,8 @@ async def test_outlet_that_raises_after_its_sequence_has_ended() -> None:
     assert outlet.text == text_of([301])
 
 
-async def test_stream_is_made_again_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long output is replayed with checkpoints, and only that of the sequence in hand."""
+async def test_stream_is_rebuilt_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long output is replayed with checkpoints, and only for the sequence whose message was being handled."""
     at_work, outlets = Workplace(), {1: Outlet(), 2: Outlet()}
     ids = list(range(300, 400))
     await at_work.handle(track(1, outlets[1]), track(2, outlets[2]), tokens([1] * 100 + [2] * 100, ids * 2))
@@ -180,7 +180,7 @@ async def test_stream_is_made_again_in_slices(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_repeated_completion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence whose last token was sent is completed, not sent again."""
+    """A sequence whose last token was sent is completed once, and its text is not sent again."""
     for after in (False, True):
         at_work, outlet = Workplace(), Outlet()
         with monkeypatch.context() as planted:
@@ -191,8 +191,8 @@ async def test_repeated_completion(monkeypatch: pytest.MonkeyPatch) -> None:
         assert at_work.deaths.num_restarts == 1 and not at_work.store.tracked
 
 
-async def test_nothing_is_kept_of_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After `Forget`, and for requests that killed the detokenizer, nothing grows without bound."""
+async def test_ended_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is kept of a sequence after `Forget`, and only so many refused requests that killed the detokenizer."""
     at_work = Workplace()
 
     def dying(*_: object) -> None:

@@ -15,7 +15,7 @@ STOPS = st.lists(st.text(alphabet="abé🌍", min_size=1, max_size=4), max_size=
 
 
 def cut_at_stop(text: str, stops: list[str], *, include: bool, num_ignored: int = 0) -> tuple[str, bool]:
-    """The oracle: read character by character until a stop string is complete; of several, take the longest.
+    """Read character by character until a stop string is complete; of several, take the longest: the oracle.
 
     Those that complete within the first `num_ignored` characters do not count.
     """
@@ -68,7 +68,7 @@ def test_pieces_add_up_to_the_text_before_the_first_stop(
 def test_stop_strings_within_the_ignored_tokens(
     text: str, stops: list[str], lengths: list[int], include: bool, minimum: int
 ) -> None:
-    """A stop string that begins within them and completes later counts, but released text stays."""
+    """A stop string that begins within the ignored tokens and completes later counts, but released text stays."""
     pieces = cut_into(text.encode(), lengths)
     num_ignored = len(b"".join(pieces[:minimum]).decode(errors="ignore"))
     texts, stopped = run(pieces, stops, include=include, num_ignored=minimum)
@@ -130,7 +130,7 @@ def test_first_complete_stop_string_counts() -> None:
 
 
 def test_stop_string_across_tokens() -> None:
-    """Its beginning is held back until the match is decided, even after a failed attempt."""
+    """The beginning of a stop string is held back until the match is decided, even after a failed attempt."""
     matcher = stop_matcher(["aab"])
     assert matcher.push("xa") == Piece("x")
     assert matcher.push("a") == Piece("")

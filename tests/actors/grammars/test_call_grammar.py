@@ -1,4 +1,4 @@
-"""What a grammar of calls accepts and rejects, in every format; whatever it accepts is read as calls."""
+"""What a grammar of calls accepts and rejects, in every format; the parser reads everything it accepts as calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def grammar(form: CallForm, *, several: bool = True, tools: list[GrammarTool] = 
 
 
 def written(one: Family, calls: list[Call]) -> str:
-    """Return calls as a model of the family writes them, before this vocabulary."""
+    """Return calls as a model of the family writes them with this vocabulary."""
     if one.name == "mistral" and one.vocabulary.added:
         return "".join(
             f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls
@@ -79,7 +79,7 @@ def test_natural_calls(name: str, has_tokens: bool) -> None:
 @pytest.mark.parametrize("has_tokens", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_wrong_calls(name: str, has_tokens: bool) -> None:
-    """Other names, wrong, missing and additional arguments, text, an empty and an unfinished output are rejected."""
+    """Unknown names, wrong, missing and additional arguments, text, empty and unfinished outputs are rejected."""
     one = family(name, has_tokens=has_tokens)
     rules = grammar(one.form)
     for call in (
@@ -100,7 +100,7 @@ def test_wrong_calls(name: str, has_tokens: bool) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_call(name: str) -> None:
-    """Where one call is allowed, a second one is not."""
+    """If only one call is allowed, a second one is rejected."""
     one = family(name, has_tokens=True)
     rules = grammar(one.form, several=False)
     assert one.vocabulary.accepts(rules, written(one, [OSLO]))
@@ -131,7 +131,7 @@ def test_tokens_of_delimiters() -> None:
 
 
 def test_calls_or_json() -> None:
-    """An answer is JSON of its schema, or calls, and nothing else."""
+    """An answer is either JSON that matches its schema, or calls, and nothing else."""
     one = family("hermes", has_tokens=True)
     rules = "".join(calls_or_json(one.form, TOOLS, '{"type":"object","required":["a"]}', several=True))
     assert one.vocabulary.accepts(rules, '{"a":1}') and one.vocabulary.accepts(rules, written(one, [OSLO]))
@@ -140,7 +140,7 @@ def test_calls_or_json() -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama3_json"])
 def test_calls_within_text(name: str) -> None:
-    """Text is free until a call begins; then it is complete, and matches its schema if the tool is strict."""
+    """Text is free until a call begins; the call must be complete, and match its schema if the tool is strict."""
     one = family(name, has_tokens=True)
     assert can_hold_within_text(one.form) and not can_hold_within_text(family(name, has_tokens=False).form)
     free = GrammarTool("free", SCHEMAS["get_weather"], "tools", "tools", is_held=False)
@@ -186,7 +186,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("schema", "problem"), REFUSED)
 def test_refused_schemas(schema: dict[str, Any], problem: str) -> None:
-    """What arguments between tags cannot be held to is refused, with its path."""
+    """Keywords that cannot be enforced for arguments between tags are refused, with their paths."""
     form = family("qwen3_coder", has_tokens=False).form
     with pytest.raises(UnsupportedSchema) as refused:
         grammar(form, tools=[GrammarTool("f", schema, "tools", "name")])
@@ -213,7 +213,7 @@ ODD = st.recursive(
 )
 @settings(max_examples=60, deadline=None)
 def test_odd_schemas(schema: dict[str, Any], properties: dict[str, Any]) -> None:
-    """No schema, whatever stands in it, raises anything else; what is not refused is a grammar."""
+    """Any schema, whatever it contains, is refused with UnsupportedSchema or becomes a grammar."""
     for name in ("gemma4", "qwen3_coder"):
         form = family(name, has_tokens=False).form
         for one in (schema, {**schema, "properties": properties}):
@@ -240,7 +240,7 @@ PATTERNS: list[tuple[str, list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("pattern", "right", "wrong"), PATTERNS)
 def test_patterns_between_tags(pattern: str, right: list[str], wrong: list[str]) -> None:
-    """A pattern is looked for anywhere in a string, as JSON Schema says, and the end of an argument stays its end."""
+    """A pattern may match anywhere in a string, as JSON Schema says, but never the closing tag of an argument."""
     one = family("qwen3_coder", has_tokens=True)
     schema = {"properties": {"x": {"type": "string", "pattern": pattern, "maxLength": 9}}, "required": ["x"]}
     tools = [GrammarTool("f", schema, "tools", "name")]
@@ -284,7 +284,7 @@ NESTED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_nested_dialect(name: str) -> None:
-    """Objects and lists within arguments are held like the arguments, also those that contain their own kind."""
+    """Objects and lists within arguments must match their schemas, even if those are recursive."""
     one = family(name, has_tokens=True)
     rules = grammar(one.form, tools=[GrammarTool("get_weather", NESTED, "tools", "name")])
     node = {"value": 'a "b"\n', "next": {"next": None}}
@@ -317,7 +317,7 @@ def test_nested_dialect(name: str) -> None:
 @pytest.mark.parametrize("schema", [NESTED, {}, {"properties": {"x": {}}}, {"additionalProperties": {"type": "array"}}])
 @pytest.mark.parametrize("name", DIALECTS)
 def test_whatever_a_dialect_holds_is_read(name: str, schema: dict[str, Any]) -> None:
-    """Arguments of nested schemas, or of any, are read as JSON that matches."""
+    """Arguments are read as JSON that matches their schema, whether it is nested or allows anything."""
     one = family(name, has_tokens=True)
     found = outputs(one, grammar(one.form, tools=[GrammarTool("get_weather", schema, "tools", "name")]), 12)
     assert found
@@ -355,15 +355,15 @@ REFUSED_DIALECT: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("schema", "problem"), REFUSED_DIALECT)
 def test_refused_by_a_dialect(schema: dict[str, Any], problem: str) -> None:
-    """What arguments in a dialect cannot be held to is refused, with its path."""
+    """Keywords that cannot be enforced for arguments in a dialect are refused, with their paths."""
     with pytest.raises(UnsupportedSchema) as refused:
         grammar(family("functiongemma", has_tokens=True).form, tools=[GrammarTool("f", schema, "tools", "name")])
     assert problem in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["gemma4", "qwen3_coder", "hermes"])
-def test_what_is_held_everywhere(name: str) -> None:
-    """Classes of characters are ASCII's, and a property whose schema is false does not occur, in every format."""
+def test_what_every_format_enforces(name: str) -> None:
+    """In every format, character classes are ASCII, and a property whose schema is false may not occur."""
     one = family(name, has_tokens=True)
     properties = {
         "x": {"type": "string", "pattern": r"^[\w-]\d\D[^\W]$"},
@@ -385,7 +385,7 @@ def test_what_is_held_everywhere(name: str) -> None:
 
 
 def test_refused_names() -> None:
-    """A name that the delimiter cannot carry is refused; within JSON, any name is written."""
+    """A name that a format's delimiter cannot contain is refused; in JSON any name is possible."""
     tool = GrammarTool('a">\n', {}, "tools", "tools[0].name")
     with pytest.raises(UnsupportedSchema, match=r"tools\[0\]\.name: "):
         grammar(family("qwen3_coder", has_tokens=False).form, tools=[tool])

@@ -1,4 +1,4 @@
-"""Drawn schemas: what `jsonschema` says of values, and what grammars of tools that are not strict allow."""
+"""Random schemas: the grammars of tools that are not strict allow the values that `jsonschema` calls valid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATTERNS = ("^a", "b$", "^[ab]+$", "a|b", "^(?!a)", r"^\d*$", r"(a)\1", "é", r"
 
 
 class Drawing:
-    """Draws schemas and values, with names in the order in which an output has them."""
+    """Draws schemas and values, with names in the order that an output must have."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -89,7 +89,7 @@ class Drawing:
         return {key: self._plain[key]() if key in self._plain else self._nested[key](depth - 1) for key in chosen}
 
     def document(self) -> dict[str, Any]:
-        """Return the schema of arguments; what the last two definitions refer to is left out."""
+        """Return the schema of arguments; some of its definitions have no references."""
         here, last = without_references(self.schema()), without_references(self.schema())
         definitions = {
             "x": self.schema(2),
@@ -116,7 +116,7 @@ def loose_text(schema: dict[str, Any]) -> str:
     text = grammar_text(spec)
     try:
         VOCABULARY.check(text)
-    except GrammarError:  # it allows no output, which only the library finds out
+    except GrammarError:  # it allows no output, which only the library can tell
         freer = freer_text(spec)
         assert freer is not None
         text = freer
@@ -160,7 +160,7 @@ def judge(seed: int) -> Counter[str]:
 
 
 def test_drawn_schemas() -> None:
-    """What a schema allows, a call may have; what a call may have, the schema allows if nothing was dropped."""
+    """A call may have every value that its schema allows, and no other unless a keyword was dropped."""
     seen = Counter[str]()
     for seed in range(NUM_SCHEMAS):
         seen += judge(seed)

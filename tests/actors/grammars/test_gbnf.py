@@ -1,4 +1,4 @@
-"""Grammars in GBNF: which outputs they have once they are Lark, and what is refused with its line."""
+"""Grammars in GBNF: which outputs they allow once translated to Lark, and which are refused, with the line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("grammar", "right", "wrong"), GRAMMARS)
 def test_outputs(grammar: str, right: list[str], wrong: list[str]) -> None:
-    """A grammar has the outputs that its rules say: none that ends too early, and no way without an end."""
+    """A translated grammar accepts exactly the outputs of its rules."""
     assert is_gbnf(grammar)
     lark = lark_of(grammar)
     for text in right:
@@ -90,7 +90,7 @@ TEXTS = ["".join(chars) for length in range(6) for chars in product("ab", repeat
 @given(PIECES, PIECES)
 @settings(max_examples=60)
 def test_like_regular_expressions(first: str, second: str) -> None:
-    """Rules have the outputs of the regular expression that they are, whether or not a rule refers to itself."""
+    """Rules allow the same outputs as the equivalent regular expression, whether or not a rule is recursive."""
     pattern = re.compile(f"{first} (?:{second})?".replace(" ", "").replace('""', "(?:)").replace('"', ""))
     expected = [text for text in TEXTS if pattern.fullmatch(text)]
     rules = f"other ::= {second}\n"
@@ -136,7 +136,7 @@ def accepted(grammar: str, form: str) -> list[str]:
     ],
 )
 def test_refused(grammar: str, problem: str) -> None:
-    """What is no GBNF is refused in words that say where and why."""
+    """Invalid GBNF is refused with a message that says where and why."""
     assert is_gbnf(grammar)
     with pytest.raises(GrammarError) as refused:
         lark_of(grammar)
@@ -145,7 +145,7 @@ def test_refused(grammar: str, problem: str) -> None:
 
 @given(st.text(alphabet='ab-_":|()[]{}*+?.,0123\\^#\n ', max_size=40))
 def test_any_text(text: str) -> None:
-    """Whatever follows is a grammar or is refused."""
+    """Any text after `root ::=` is a grammar or is refused with the name of its field."""
     checker = GrammarChecker(tiny_grammars(), 9999)
     result = checker.check(GrammarSpec(GrammarKind.LARK, f"root ::= {text}", "guided_grammar"))
     assert isinstance(result, str | RequestError)
@@ -153,5 +153,5 @@ def test_any_text(text: str) -> None:
 
 
 def test_lark_is_left_alone() -> None:
-    """A grammar in Lark is none in GBNF, whatever its strings say."""
+    """A grammar in Lark is not taken for GBNF, whatever its strings contain."""
     assert not is_gbnf('start: "root ::= x" | /::=/\n// a ::=')

@@ -1,4 +1,4 @@
-"""Which grammars are refused before anything is generated, and what their clients are told."""
+"""Which grammars are refused before anything is generated, and with which errors."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_supported_grammars(spec: GrammarSpec) -> None:
     ],
 )
 def test_refused_grammars(kind: GrammarKind, source: Any, words: list[str]) -> None:
-    """What the library does not support, or only in part, is an error of the client that names the field."""
+    """A grammar that the library does not support in full is a client error that names the field."""
     error = GrammarChecker(tiny_grammars(), MAX_BYTES).check(spec_of(kind, source))
     assert isinstance(error, RequestError)
     assert error.kind is ErrorKind.INVALID and error.param == PARAM and f"`{PARAM}`" in error.message
@@ -129,7 +129,7 @@ def test_refused_grammars(kind: GrammarKind, source: Any, words: list[str]) -> N
 
 
 def test_choice_of_many_strings() -> None:
-    """As many strings as a choice may have can be followed to their ends, also where one begins another."""
+    """The maximum number of strings of a choice can be followed to their ends, even if one is a prefix of another."""
     choices = [*(f"{number} ways" for number in range(4094)), "9 ways to", ""]
     text = GrammarChecker(tiny_grammars(), 99_999).check(spec_of(K.CHOICE, choices))
     assert isinstance(text, str), text
@@ -141,7 +141,7 @@ def test_choice_of_many_strings() -> None:
 
 @pytest.mark.parametrize("base", [*BASES, "byte tokens"])
 def test_any_tokenizer(base: str) -> None:
-    """A tokenizer that the library does not support is served all the same; only grammars are refused."""
+    """With a tokenizer that the library does not support, grammars are refused, and say so."""
     tokenizer = BASES.get(base, byte_tokens)()
     checker = GrammarChecker(load_grammars(tokenizer.to_str().encode(), (0,)), 9999)
     result = checker.check(schema(PERSON))
@@ -150,13 +150,13 @@ def test_any_tokenizer(base: str) -> None:
 
 
 def test_time_is_bounded() -> None:
-    """A grammar that takes the processor for too long is refused."""
+    """A grammar that takes too much CPU time is refused."""
     error = GrammarChecker(tiny_grammars(), 9999, 0.0).check(schema(PERSON))
     assert isinstance(error, RequestError) and "too long" in error.message
 
 
 def test_calls_name_their_argument() -> None:
-    """A keyword that the library does not know is refused with the argument's path, also where calls are not JSON."""
+    """A keyword that the library does not know is refused with the argument's path, even if calls are not JSON."""
     syntax = CallSyntax(
         style=ArgumentStyle.TAGS,
         open="<call>{name}",
@@ -183,7 +183,8 @@ def test_calls_name_their_argument() -> None:
     ],
 )
 def test_loose_schemas_are_never_refused(value: dict[str, Any], ignored: str) -> None:
-    """What of the schema of a tool that is not strict cannot be held is dropped, all of it if need be, and named."""
+    """Parts of a schema that cannot be enforced are dropped and named if the tool is not strict; if need be, all of
+    it."""
     form = CallForm((CallSyntax(style=ArgumentStyle.OBJECT, open="<call>", close="</call>"),))
     one = {"properties": {"a": value, "b": {"type": "integer"}}, "required": ["a"]}
     tool = GrammarTool("f", one, "tools[1]", "", is_strict=False)
@@ -196,8 +197,8 @@ def test_loose_schemas_are_never_refused(value: dict[str, Any], ignored: str) ->
     assert tiny_grammars().compile(text).accepts(begin.ids) == (value.get("type") != "integer" or ignored == "tools[1]")
 
 
-def test_what_is_named_is_bounded() -> None:
-    """A grammar tells of some of the parts that were dropped, with names of bounded length that may have any text."""
+def test_names_of_dropped_parts_are_bounded() -> None:
+    """A grammar names a bounded number of the parts that were dropped, in bounded length, whatever their text."""
     paths = [f'tools[0]#/properties/{name}/"\\\n,☃%' for name in ("a", "x" * 3000)] * 100
     text = lark_grammar(f'start: "a"{ignored_comment(paths)}')
     tiny_grammars().compile(text)
@@ -214,7 +215,8 @@ def test_what_is_named_is_bounded() -> None:
     ],
 )
 def test_calls_name_their_tool(keywords: dict[str, Any], told: str) -> None:
-    """A grammar of calls is refused with the tool whose schema is not supported, and without the grammar itself."""
+    """The error about a grammar of calls names the tool whose schema is not supported, and does not quote the
+    grammar."""
     form = CallForm((CallSyntax(style=ArgumentStyle.OBJECT, open="<call>", close="</call>"),))
     schemas: list[dict[str, Any]] = [{}, {"properties": {"a": keywords}}]
     tools = [GrammarTool(f"f{number}", one, f"tools[{number}]", "") for number, one in enumerate(schemas)]

@@ -1,4 +1,4 @@
-"""Grammars whose definitions refer to each other in long chains, which the library would follow to the stack's end."""
+"""Grammars whose definitions refer to each other in long chains, by which the library would overflow its stack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def anchors(count: int) -> dict[str, Any]:
 
 
 def hidden(count: int) -> dict[str, Any]:
-    """Return a chain within an object with an id, in whose place its pointers have a decoy at the root."""
+    """Return a chain within an object with an `$id`; at the root, its pointers would lead to decoys instead."""
     decoys: dict[str, Any] = {f"a{index}": {} for index in range(count + 1)}
     return {"$defs": {**decoys, "r": {"$id": "http://x/r", **chain(count, REF)}}, "$ref": "http://x/r"}
 
@@ -43,13 +43,13 @@ OBJECT: Callable[[str], Any] = lambda target: {"type": "object", "properties": {
 TOO_DEEP: list[tuple[GrammarKind, Any]] = [
     (GrammarKind.JSON_SCHEMA, chain(3000, REF)),
     (GrammarKind.JSON_SCHEMA, chain(1000, OBJECT)),
-    (GrammarKind.JSON_SCHEMA, chain(3000, REF, "a b/~é")),  # escapes are undone, or the chain is taken to be a circle
+    (GrammarKind.JSON_SCHEMA, chain(3000, REF, "a b/~é")),  # unless escapes are decoded, the chain looks like a cycle
     (GrammarKind.JSON_SCHEMA, anchors(2000)),
     (GrammarKind.JSON_SCHEMA, hidden(1500)),
     (GrammarKind.LARK, rules(4000, "{}")),
     (GrammarKind.LARK, rules(4000, "{}").replace("a", "A").replace("stArt", "start")),
     (GrammarKind.LARK, rules(1000, '((("x" {})? "y" | "z")+)*')),
-    (GrammarKind.LARK, rules(4000, "/x\nfake: / {}")),  # a pattern of two lines is no border of a rule
+    (GrammarKind.LARK, rules(4000, "/x\nfake: / {}")),  # a line break in a pattern does not start a rule
     (GrammarKind.LARK, rules(2000, '%lark {{\nstart: "x"\n}} {}')),
     (GrammarKind.LARK, "start: %json " + json.dumps(chain(3000, REF))),
     (GrammarKind.LARK, "root ::= a0\n" + rules(2000, "{}").replace(":", " ::=").replace("start ::=", "other ::=")),
@@ -58,7 +58,7 @@ TOO_DEEP: list[tuple[GrammarKind, Any]] = [
 
 @pytest.mark.parametrize(("kind", "source"), TOO_DEEP)
 def test_too_deep(kind: GrammarKind, source: Any) -> None:
-    """A chain that would end the process is refused before the library sees it."""
+    """A chain that would crash the process is refused before the library sees it."""
     text = source if isinstance(source, str) else json.dumps(source)
     with pytest.raises(GrammarError, match=f"at most {MAX_DEPTH} deep"):
         grammar_text(GrammarSpec(kind, text, "x"))
@@ -79,13 +79,13 @@ def test_too_deep(kind: GrammarKind, source: Any) -> None:
     ],
 )
 def test_deep(kind: GrammarKind, source: Any) -> None:
-    """What is not refused can be compiled; many definitions beside each other are not deep."""
+    """Grammars below the limit can be compiled; many definitions side by side are not deep."""
     text = source if isinstance(source, str) else json.dumps(source)
     tiny_grammars().compile(grammar_text(GrammarSpec(kind, text, "x")))
 
 
-def test_circles() -> None:
-    """A schema that refers to itself is as deep as what may be met before something comes again."""
+def test_cycles() -> None:
+    """The depth of a recursive grammar is the length of its longest path without a repetition."""
     tree = {
         "$defs": {"n": {"properties": {"left": {"$ref": "#/$defs/n"}, "right": {"$ref": "#"}}}},
         "$ref": "#/$defs/n",

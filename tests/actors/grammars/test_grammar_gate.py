@@ -17,7 +17,7 @@ from quipu.actors.messages.scheduler import Abort, ResetPrefixCache, Submit
 
 @attrs.define
 class Gate:
-    """A gate whose grammars are compiled when a test says so."""
+    """A gate whose grammars finish compiling when a test says so."""
 
     inbox: Channel[Any] = attrs.field(factory=lambda: Channel(100))
     compiling: dict[str, Future[None]] = attrs.field(factory=dict)
@@ -45,7 +45,7 @@ def submit(sequence_id: int, grammar: str | None = None) -> Submit:
 
 
 async def test_only_those_wait_whose_grammar_is_compiling() -> None:
-    """A sequence waits for its own grammar alone; one whose grammar is compiled does not wait."""
+    """A sequence waits only for its own grammar; one whose grammar is compiled does not wait."""
     gate = Gate()
     slow, quick, plain, again = submit(1, "slow"), submit(2, "quick"), submit(3), submit(4, "quick")
     await gate.send(slow, quick, plain, ResetPrefixCache())
@@ -71,7 +71,7 @@ async def test_order_is_kept() -> None:
 
 
 async def test_grammar_that_cannot_be_compiled_is_passed_on() -> None:
-    """The executor fails the sequence, and says why."""
+    """A sequence whose grammar fails to compile is passed on, so that the executor fails it with a reason."""
     gate = Gate()
     await gate.send(message := submit(1, "broken"))
     await trio.to_thread.run_sync(gate.compiling["broken"].set_exception, ValueError("broken"))

@@ -1,4 +1,4 @@
-"""Grammars of which every token, and not only the first, would take the engine long."""
+"""Grammars whose later masks, not only the first, would take the engine too long."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(spec: GrammarSpec, clock: Callable[[], float] = lambda: 0.0) -> str | 
 
 
 class StepClock:
-    """Has the masks take given times, one after the other, and everything else none."""
+    """A clock by which the masks take the given times, one after the other, and everything else none."""
 
     def __init__(self, mask_s: Sequence[float]) -> None:
         self._mask_s = list(mask_s)
@@ -78,7 +78,7 @@ def with_masks_of(monkeypatch: pytest.MonkeyPatch, mask_s: Sequence[float]) -> S
     ],
 )
 def test_wide_recursion_is_refused(spec: GrammarSpec) -> None:
-    """A grammar whose later masks count too much work is an error that names the field, on every machine."""
+    """A grammar whose later masks take too many steps is an error that names the field, on every machine."""
     error = check(spec)
     assert isinstance(error, RequestError)
     assert error.kind is ErrorKind.INVALID and error.param == PARAM
@@ -114,7 +114,7 @@ def test_ordinary_grammars_are_accepted(spec: GrammarSpec) -> None:
 
 
 def test_slow_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask that takes too long three times in a row is refused, wherever it comes; one slow moment is not."""
+    """A grammar with a mask that takes too long three times in a row is refused; one slow moment is not enough."""
     slow, fast = 1.1 * MAX_MASK_S, 0.9 * MAX_MASK_S
     for mask_s in ([slow] * 3, [fast, fast, slow, slow, slow]):
         error = check(schema(PERSON), with_masks_of(monkeypatch, mask_s))
@@ -124,7 +124,7 @@ def test_slow_masks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_walks_are_short_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same few tokens are drawn each time, fewer if they take long, and none that ends an output."""
+    """A grammar's walks draw the same few tokens each time, fewer if masks take long, and never an EOS token."""
     consume, taken = Matcher.consume, list[int]()
 
     def consume_and_note(matcher: Matcher, token_ids: Sequence[int]) -> None:
@@ -146,6 +146,6 @@ def test_walks_are_short_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "source", ['start: "a" | "b" | ""', 'start: "a" x\nx: "b" | "c" nothing\nnothing: /[^\\s\\S]/']
 )
-def test_short_ways_are_no_error(source: str) -> None:
-    """A grammar that soon ends is accepted, as is one in which a way leads nowhere."""
+def test_short_walks_are_accepted(source: str) -> None:
+    """A grammar whose outputs end soon is accepted, as is one with a dead end."""
     assert isinstance(check(lark(source)), str)

@@ -1,4 +1,4 @@
-"""A tool that is not strict may have any JSON Schema, in every format of calls; what is dropped is named."""
+"""A tool that is not strict may have any JSON Schema, in every format of calls; dropped keywords are named."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ CASES: list[tuple[str, dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("keyword", "value", "argument"), CASES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_schema(name: str, keyword: str, value: dict[str, Any], argument: Any) -> None:
-    """A call can be forced whatever the schema says, and what it says of the other arguments is held."""
+    """A call can be forced whatever one argument's schema says, and the schemas of the others are enforced."""
     schema = {
         "type": "object",
         "properties": {"v": value, "w": {"type": "integer"}},
@@ -117,7 +117,7 @@ class Node(BaseModel):
 
 
 class Everything(BaseModel):
-    """What pydantic writes keywords for that are not everywhere held."""
+    """Has types for which pydantic writes keywords that not every format can enforce."""
 
     names: set[str]
     path: Path
@@ -157,7 +157,7 @@ EVERYTHING: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pydantic(name: str) -> None:
-    """Every type of pydantic can be asked for, in every format; what is held of it, is."""
+    """Calls with every pydantic type can be forced in every format, and supported keywords are enforced."""
     found = loose(name, Everything.model_json_schema())
     assert found.accepts(EVERYTHING)
     for key, wrong in (("even", "x"), ("short", "abcdef"), ("day", "2026-02-30"), ("node", 1)):
@@ -178,15 +178,15 @@ def test_pydantic(name: str) -> None:
         ({"enum": ["</parameter>", '<|"|>', "<escape>"]}, "x"),
     ],
 )
-def test_what_other_formats_cannot_say(name: str, value: dict[str, Any], argument: Any) -> None:
-    """Values that no call of a format could have are not asked for."""
+def test_what_other_formats_cannot_write(name: str, value: dict[str, Any], argument: Any) -> None:
+    """A schema that no value in a format could match is dropped for that argument only."""
     found = loose(name, {"properties": {"v": value, "w": {"type": "integer"}}, "required": ["v", "w"]})
     assert found.accepts({"v": argument, "w": 1}) and not found.accepts({"v": argument, "w": "x"})
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_said_of_all_arguments(name: str) -> None:
-    """Keywords of the arguments as a whole are dropped, too, where they cannot be held."""
+def test_keywords_of_the_whole_arguments(name: str) -> None:
+    """Keywords of the arguments as a whole are dropped, too, if they cannot be enforced."""
     schema = {"properties": {"v": {"type": "integer"}}, "anyOf": [{"required": ["v"]}], "minProperties": 7, "not": {}}
     found = loose(name, {**schema, "required": ["v", "nowhere"] if name in OTHER else ["v"]})
     assert found.accepts({"v": 1}) and any("not" in path for path in found.dropped)

@@ -1,4 +1,4 @@
-"""Schemas of tools that are not strict lose what cannot be held, by name, and nothing else."""
+"""Schemas of tools that are not strict lose the keywords that cannot be enforced, each by name, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from quipu.actors.grammars.schema_holes import close_holes
 from quipu.actors.grammars.schema_loosening import loosen
+from tests.cpu_time import takes_less_than
 
 AB = {"a": {"type": "integer"}, "b": {"type": "integer"}}
 
@@ -63,15 +64,19 @@ AB = {"a": {"type": "integer"}, "b": {"type": "integer"}}
     ],
 )
 def test_dropped(value: dict[str, Any], dropped: list[str], left: dict[str, Any]) -> None:
-    """What cannot be held goes, with what would mean something else without it; the rest stays, and is held."""
+    """Keywords that cannot be enforced are dropped, with those whose meaning depends on them; the rest is enforced."""
     loose = copy.deepcopy(value)
     assert loosen(loose) == dropped
     assert loose == left
     close_holes(loose)
 
 
-def test_order_of_magnitude() -> None:
-    """Many keywords that cannot be held take linear time."""
-    value = {"anyOf": [{"not": {}, "items": {"uniqueItems": True}} for _ in range(2000)]}
-    assert len(loosen(value)) == 4000
-    assert "not" not in json.dumps(value)
+def test_cost_is_linear() -> None:
+    """Thousands of keywords that cannot be enforced are all dropped and named, in linear time."""
+
+    def drop_all() -> None:
+        value = {"anyOf": [{"not": {}, "items": {"uniqueItems": True}} for _ in range(2000)]}
+        assert len(loosen(value)) == 4000
+        assert "not" not in json.dumps(value)
+
+    assert takes_less_than(1.0, drop_all)

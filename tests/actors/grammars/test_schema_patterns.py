@@ -1,4 +1,4 @@
-"""Patterns of ECMA 262 in the dialect of the grammar library."""
+"""Patterns of ECMA 262, translated into the dialect of the grammar library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from quipu.actors.grammars.schema_patterns import DATE, library_pattern
     ],
 )
 def test_pattern(pattern: str, expected: str) -> None:
-    """Classes are written character by character, everything else as it is where both dialects agree."""
+    """Classes are written character by character; everything that both dialects share is unchanged."""
     assert library_pattern(pattern) == expected
 
 
@@ -76,7 +76,7 @@ def test_pattern(pattern: str, expected: str) -> None:
     ],
 )
 def test_unsupported_pattern(pattern: str, told: str) -> None:
-    """What the library would read in another way is refused."""
+    """A pattern that the library would interpret differently is refused."""
     with pytest.raises(UnsupportedPattern, match=re.escape(told)):
         library_pattern(pattern)
 

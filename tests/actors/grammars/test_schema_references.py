@@ -1,4 +1,4 @@
-"""References are followed in every form that drafts 4 to 2020-12 have; `$schema` is a note."""
+"""References are followed in every form that drafts 4 to 2020-12 have; `$schema` makes no difference."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ INTEGER = {"type": "integer"}
     ],
 )
 def test_held(value: dict[str, Any]) -> None:
-    """A reference holds what it leads to."""
+    """The target of a reference is enforced."""
     assert allows(schema(value), "3")
     assert not allows(schema(value), '"x"') and not allows(schema(value), "[]")
 
@@ -92,7 +92,7 @@ def test_held(value: dict[str, Any]) -> None:
     ],
 )
 def test_held_around_references(value: dict[str, Any], good: str | None, bad: str) -> None:
-    """References may lead back, have keywords beside them, and are references where schemas are, and nowhere else."""
+    """References may be recursive and have keywords beside them; `$ref` is a reference only where a schema stands."""
     assert good is None or allows(schema(value), good)
     try:
         assert not allows(schema(value), bad)
@@ -119,20 +119,20 @@ def test_held_around_references(value: dict[str, Any], good: str | None, bad: st
     ],
 )
 def test_refused(value: dict[str, Any], told: str) -> None:
-    """What leads nowhere, or may lead to several schemas, is refused with its place."""
+    """A reference that leads nowhere, or whose target is ambiguous, is refused with its path."""
     with pytest.raises(UnheldSchema) as caught:
         grammar_text(schema(value))
     assert told in str(caught.value)
 
 
 def test_only_what_is_reached_counts() -> None:
-    """A definition that nothing refers to may have any keyword."""
+    """A definition that no reference leads to may have any keyword."""
     value = {"type": "integer", "$defs": {"a": {"not": {}, "$id": "a b", "pattern": "("}}}
     assert allows(schema(value), "1")
 
 
 def test_many_references_cost_little() -> None:
-    """Definitions within each other, each of which is referred to, are written once each."""
+    """Nested definitions are written once each, even if there is a reference to every one."""
     inner: dict[str, Any] = {"type": "integer"}
     for _ in range(60):
         inner = {"type": "array", "items": inner}

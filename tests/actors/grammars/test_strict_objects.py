@@ -1,4 +1,4 @@
-"""Under `strict`, objects have no properties that their schemas do not declare; without it, they may."""
+"""Under `strict`, objects may only have properties that their schemas declare; without it, they may have others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def accepts(schema: dict[str, Any], arguments: Any, *, is_strict: bool) -> bool:
     ],
 )
 def test_strict_objects_are_closed(schema: dict[str, Any], good: Any, odd: Any) -> None:
-    """An undeclared property is forbidden under `strict` alone, at every level."""
+    """An undeclared property is forbidden at every level, but only under `strict`."""
     assert accepts(schema, good, is_strict=True) and not accepts(schema, odd, is_strict=True)
     assert accepts(schema, good, is_strict=False) and accepts(schema, odd, is_strict=False)
 
@@ -55,6 +55,6 @@ def test_strict_objects_are_closed(schema: dict[str, Any], good: Any, odd: Any) 
         ),
     ],
 )
-def test_what_is_said_together_stays_possible(schema: dict[str, Any], good: Any) -> None:
-    """What says more about other properties is kept, and schemas that declare them together forbid none."""
+def test_combined_declarations_stay_possible(schema: dict[str, Any], good: Any) -> None:
+    """`strict` keeps explicit rules about other properties, and allows what combined schemas declare together."""
     assert accepts(schema, good, is_strict=True)

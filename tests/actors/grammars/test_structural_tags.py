@@ -1,4 +1,4 @@
-"""Free text with regions that match schemas: what is allowed, where it ends, and what is refused by name."""
+"""Free text with regions that match schemas: which outputs are allowed, and which structural tags are refused."""
 
 from __future__ import annotations
 
@@ -176,14 +176,14 @@ def test_tokens() -> None:
     ],
 )
 def test_refused_tags(value: dict[str, Any], param: str, words: str) -> None:
-    """What cannot be held is refused with its field."""
+    """A structural tag that cannot be enforced is refused, with the field that is to blame."""
     with pytest.raises(UnsupportedSchema) as refused:
         lark_of(value)
     assert refused.value.param == f"response_format{param}" and words in refused.value.problem
 
 
 def test_schema_that_is_not_supported() -> None:
-    """A keyword that the library does not support is named, with the tag in which it is."""
+    """A keyword that the library does not support is named, with the tag that contains it."""
     lark = lark_of(new(triggered(tags=[F, {**F, "content": {**JSON, "json_schema": {"not": {}}}}])))
     refused = GrammarChecker(tiny_grammars(), 99_999).check(GrammarSpec(GrammarKind.LARK, lark, "response_format"))
     assert not isinstance(refused, str)

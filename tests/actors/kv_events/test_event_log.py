@@ -113,7 +113,7 @@ def cache_of(num_blocks: int = 12) -> Cache:
 
 
 def test_first_batch_clears() -> None:
-    """The first batch says that the cache is empty; a grant that changes nothing adds no event."""
+    """The first batch clears the subscriber's view of the cache; a grant that changes nothing adds no event."""
     cache = cache_of()
     assert cache.grant() == [{"type": "AllBlocksCleared"}]
     assert cache.grant() == []
@@ -147,7 +147,7 @@ def test_one_event_for_a_chain() -> None:
 
 
 def test_chains_stay_apart() -> None:
-    """Each prompt of a step has its own event, even where the root of one could be mistaken for a parent."""
+    """Each prompt of a step has its own event, even if the root of one could be mistaken for a parent."""
     cache = cache_of()
     cache.grant(candidates=[Candidate(1, [1, 2, 3], 3, "a"), Candidate(2, [1, 2, 3], 3, "b")])
     assert [event["parent_block_hash"] for event in cache.grant(committed=[1])] == [None, None]
@@ -200,8 +200,8 @@ def test_merging_copies_token_ids() -> None:
 # ---------------------------------------------------------------- the host tier
 
 
-def test_copies_on_the_host_are_told_whole() -> None:
-    """A block that comes to the host is told with parent and tokens, though it has left the device."""
+def test_copies_on_the_host_are_reported_in_full() -> None:
+    """A block that is stored on the host is reported with parent and tokens, though it has left the device."""
     log = EventLog(SIZE, has_host_tier=True)
     log.take()
     log.on_stored([b"k1", b"k2"], b"root", [1, 2, 3, 4], 0, 0)
@@ -217,8 +217,8 @@ def test_copies_on_the_host_are_told_whole() -> None:
     ]
 
 
-def test_tiers_are_told_apart() -> None:
-    """Events of two tiers are never merged, though one goes on where the other ends."""
+def test_events_of_two_tiers_are_not_merged() -> None:
+    """Events of two tiers are never merged, even if one continues where the other ends."""
     log = EventLog(SIZE, has_host_tier=True)
     log.take()
     log.on_stored([b"k1"], b"root", [1, 2], 0, 0)
@@ -230,7 +230,7 @@ def test_tiers_are_told_apart() -> None:
 
 
 def test_unknown_copies() -> None:
-    """Of a copy whose contents are not known any more only the keys are told, as vLLM does of all its copies."""
+    """A copy whose contents are no longer known is reported by its keys alone, as vLLM reports all its copies."""
     log = EventLog(SIZE, has_host_tier=True)
     log.take()
     log.on_stored([b"k1", b"k2"], b"", [], 0, 0, tier=Tier.HOST)
@@ -239,7 +239,7 @@ def test_unknown_copies() -> None:
 
 
 def test_contents_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contents are kept of blocks in a tier, and of a fixed number that have left the last one."""
+    """Contents are kept of blocks in any tier, and of a fixed number of those that have left the last one."""
     monkeypatch.setattr(block_contents, "MAX_MOVING", 3)
     contents = BlockContents(SIZE)
     keys = [bytes([index]) for index in range(10)]

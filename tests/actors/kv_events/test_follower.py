@@ -1,4 +1,4 @@
-"""What another server's KV events say of its cache, in keys that are made of the blocks' tokens."""
+"""Following another server's cache by its KV events, with keys that are computed from the blocks' tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Feed:
         self.number = -1
 
     def __call__(self, *events: Any, skip: int = 0) -> CacheNews:
-        """Return what a small batch changes."""
+        """Return the only slice of news from a small batch."""
         (news,) = self.slices(*events, skip=skip)
         return news
 
@@ -59,8 +59,8 @@ class Feed:
 
 @pytest.mark.parametrize("form", [dict, as_array], ids=["maps", "arrays"])
 @pytest.mark.parametrize("names", [[b"a" * 32, b"b" * 32, b"c" * 32], [1, 2**63, 3]], ids=["bytes", "numbers"])
-def test_keys_are_made_of_tokens(form: Any, names: list[Any]) -> None:
-    """Whatever a publisher calls its blocks, they have the keys of their tokens."""
+def test_keys_are_computed_from_tokens(form: Any, names: list[Any]) -> None:
+    """Whatever hashes a publisher uses, its blocks get the keys of their tokens."""
     feed = Feed()
     news = feed(form(stored(names[:2], None, TOKENS[:8])))
     assert news.stored == KEYS[:2] and news.block_size == SIZE
@@ -72,7 +72,7 @@ def test_keys_are_made_of_tokens(form: Any, names: list[Any]) -> None:
 
 
 def test_own_publisher_is_understood() -> None:
-    """What this server publishes can be followed."""
+    """The events of this server's own publisher can be followed."""
     log = EventLog(SIZE)
     log.on_stored([b"x" * 32, b"y" * 32], b"", TOKENS[:8], 0, 0)
     payload = msgspec.msgpack.encode(EventBatch(1.0, log.take(), 0))
@@ -81,7 +81,7 @@ def test_own_publisher_is_understood() -> None:
 
 
 def test_blocks_without_their_parent_are_not_known() -> None:
-    """What was stored before we listened has no key."""
+    """A block has no key if its parent was stored before the subscription began."""
     feed = Feed()
     assert feed(stored([2], 1, TOKENS[4:8])).stored == []
     assert feed(stored([3], 2, TOKENS[8:])).stored == []
@@ -90,13 +90,13 @@ def test_blocks_without_their_parent_are_not_known() -> None:
 @pytest.mark.parametrize(
     "fields", [{"lora_id": 1}, {"lora_name": "l"}, {"medium": "FS"}, {"group_idx": 1}], ids=lambda fields: str(fields)
 )
-def test_blocks_of_another_kind_are_passed_over(fields: dict[str, Any]) -> None:
-    """Blocks of adapters, tiers below the host and other groups are no blocks of the prompts that we know."""
+def test_other_kinds_of_blocks_are_ignored(fields: dict[str, Any]) -> None:
+    """Blocks of adapters, of tiers below the host and of other groups are ignored: no routed prompt can use them."""
     assert Feed()(stored([1], None, TOKENS[:4], **fields)).stored == []
 
 
 def test_after_a_gap_nothing_is_known() -> None:
-    """What was removed meanwhile cannot be told."""
+    """After a gap in the numbers everything is forgotten, because the missed batches may have removed blocks."""
     feed = Feed()
     feed(stored([1], None, TOKENS[:4]))
     news = feed(stored([2], 1, TOKENS[4:8]), skip=1)
@@ -104,7 +104,7 @@ def test_after_a_gap_nothing_is_known() -> None:
 
 
 def test_a_block_that_comes_and_goes_in_one_batch() -> None:
-    """What is stored at the end of a batch is what is told."""
+    """A block that a batch stores and then removes is not reported as stored."""
     news = Feed()(stored([1, 2], None, TOKENS[:8]), {"type": "BlockRemoved", "block_hashes": [2], "medium": "GPU"})
     assert news.stored == KEYS[:1]
 
@@ -114,29 +114,29 @@ def removed(*hashes: int) -> dict[str, Any]:
 
 
 def test_block_on_the_host_is_still_held() -> None:
-    """A block that leaves the device is not told of as removed while it is on the host, and the other way round."""
+    """A block that leaves the device is not reported as removed while it is on the host, and vice versa."""
     feed = Feed()
     feed(stored([1, 2], None, TOKENS[:8]))
     assert feed(stored([1, 2], None, [], medium="CPU")).removed == []
-    assert feed(removed(1)).removed == [], "vLLM tells of copies by name alone"
+    assert feed(removed(1)).removed == [], "vLLM reports copies by their hashes alone"
     assert feed(removed(1) | {"medium": "CPU"}).removed == KEYS[:1]
     assert feed(removed(2) | {"medium": "CPU"}).removed == []
     assert feed(removed(2)).removed == KEYS[1:2]
     assert feed().num_blocks == 0
 
 
-def test_block_that_comes_to_the_host_late() -> None:
-    """A copy that comes after the block has left the device is known by its tokens, and what follows it, too."""
+def test_block_that_reaches_the_host_late() -> None:
+    """A copy reported after the block has left the device gets a key if it has tokens, and so do blocks after it."""
     feed = Feed()
     feed(stored([1], None, TOKENS[:4]))
     assert feed(removed(1)).removed == KEYS[:1]
     assert feed(stored([1], None, TOKENS[:4], medium="CPU")).stored == KEYS[:1]
     assert feed(stored([2], 1, TOKENS[4:8])).stored == KEYS[1:2]
-    assert feed(stored([7], None, [], medium="CPU")).stored == [], "which block that is was not told"
+    assert feed(stored([7], None, [], medium="CPU")).stored == [], "the block is unknown"
 
 
 def test_own_host_tier_is_understood() -> None:
-    """What this server publishes of its host tier can be followed, in whichever order a block moves."""
+    """This server's own events about its host tier can be followed, in whatever order a block moves."""
     log, follower = EventLog(SIZE, has_host_tier=True), CacheFollower()
 
     def news(number: int) -> CacheNews:
@@ -160,7 +160,7 @@ def test_own_host_tier_is_understood() -> None:
 
 
 def test_large_batches_are_told_in_slices() -> None:
-    """However many blocks a batch stores and removes, they are told of a bounded number at a time, in order."""
+    """However many blocks a batch stores and removes, each slice of news has a bounded number of them, in order."""
     feed, count = Feed(), 3 * NEWS_BLOCKS + 5
     tokens = list(range(count * SIZE))
     slices = feed.slices(stored(list(range(count)), None, tokens))
@@ -186,7 +186,8 @@ def test_large_batches_are_told_in_slices() -> None:
     )
 )
 def test_slices_say_what_is_known(changes: list[tuple[str, int, int, str]]) -> None:
-    """Whatever a batch does in either tier, its slices, applied in order, tell what is cached after it in any."""
+    """Whatever a batch does in either tier, applying its slices in order yields the blocks that any tier has
+    afterwards."""
     all_keys = chain_keys(chain_root(SIZE), list(range(16 * SIZE)), SIZE)
     events: list[Any] = []
     held: dict[str, set[int]] = {"GPU": set(), "CPU": set()}
@@ -217,7 +218,8 @@ def test_slices_say_what_is_known(changes: list[tuple[str, int, int, str]]) -> N
 
 
 def test_one_event_is_bounded() -> None:
-    """An event that would take long to decode in one piece is refused, and so are too many; nothing is known then."""
+    """An event that is too large to decode in one piece is refused, and so are too many events; then everything is
+    forgotten."""
     feed = Feed()
     feed(stored([1], None, TOKENS[:4]))
     count = MAX_EVENT_BYTES // SIZE
@@ -229,12 +231,12 @@ def test_one_event_is_bounded() -> None:
 
 
 def test_one_batch_is_bounded() -> None:
-    """A batch whose events would take long to find in one piece is not read; nothing is known then."""
+    """A batch that is too large to be split into events in one piece is refused; then everything is forgotten."""
     feed = Feed()
     feed(stored([1], None, TOKENS[:4]))
     count = MAX_EVENT_BYTES // SIZE // 10
     events = [stored([number], None, [70_000] * SIZE * count, medium="FS") for number in range(10)]
-    assert feed(*events).num_blocks == 1, "much smaller ones are read"
+    assert feed(*events).num_blocks == 1, "a much smaller batch must be read"
     with pytest.raises(ValueError, match="a batch of"):
         feed.slices(*events * (MAX_BATCH_BYTES // (5 * SIZE * count) // 10 + 1))
     assert feed().is_cleared and feed().num_blocks == 0
@@ -242,7 +244,8 @@ def test_one_batch_is_bounded() -> None:
 
 @pytest.mark.parametrize("make_name", [int, lambda number: number << 20, lambda number: number.to_bytes(32, "big")])
 def test_no_dict_grows_with_all_blocks(make_name: Any) -> None:
-    """A dict is copied in one piece when it grows: however many blocks are known, each has but few of them."""
+    """However many blocks are known, each dict has only a few of them, because a dict is copied at once when it
+    grows."""
     feed, count, each = Feed(), 40_000, 4_000
     for first in range(0, count, each):
         names = [make_name(number) for number in range(first, first + each)]
@@ -261,7 +264,7 @@ def test_no_dict_grows_with_all_blocks(make_name: Any) -> None:
 
 
 def test_blocks_are_bounded() -> None:
-    """More blocks than there is room for, and all are forgotten."""
+    """If there are more blocks than the maximum, all are forgotten."""
     feed = Feed(CacheFollower(max_blocks=2))
     feed(stored([1, 2], None, TOKENS[:8]))
     news = feed(stored([3], 2, TOKENS[8:]))
@@ -288,6 +291,7 @@ def test_garbage_is_refused(event: Any) -> None:
 
 
 @pytest.mark.parametrize(("sequence", "payload"), [(b"", b"\x90"), (bytes(8), b"\xc1"), (bytes(8), b"\x91" * 5000)])
-def test_frames_that_are_none(sequence: bytes, payload: bytes) -> None:
+def test_invalid_frames(sequence: bytes, payload: bytes) -> None:
+    """A number or a payload that is not one raises ValueError."""
     with pytest.raises(ValueError, match="no "):
         list(CacheFollower().take(sequence, payload))

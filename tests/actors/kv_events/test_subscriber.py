@@ -12,6 +12,7 @@ import zmq
 
 from quipu.actors.kv_events.follower import NEWS_BLOCKS, CacheNews
 from quipu.actors.kv_events.subscriber import EventSubscriber
+from tests.processes import eventually
 
 
 class Iterations(trio.abc.Instrument):
@@ -24,7 +25,7 @@ class Iterations(trio.abc.Instrument):
 
 
 async def test_one_slice_in_an_iteration_of_the_loop() -> None:
-    """A batch of many blocks is taken in slices, each in another iteration of the loop."""
+    """A batch of many blocks is taken in slices, each in an iteration of the loop of its own."""
     context, iterations = zmq.Context(), Iterations()
     publisher = context.socket(zmq.XPUB)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -50,7 +51,7 @@ async def test_one_slice_in_an_iteration_of_the_loop() -> None:
 
 
 async def test_closed_while_the_loop_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing does not wait for news that the loop would take later: the thread ends."""
+    """The thread ends on `close` even if the loop has not taken its last news."""
 
     class BusyLoop:
         calls: ClassVar[list[object]] = []
@@ -74,4 +75,4 @@ async def test_closed_while_the_loop_is_busy(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         subscriber.close()
         context.destroy(linger=0)
-    assert "kv-follower" not in {thread.name for thread in threading.enumerate()}
+    eventually(lambda: "kv-follower" not in {thread.name for thread in threading.enumerate()}, "the thread ends")

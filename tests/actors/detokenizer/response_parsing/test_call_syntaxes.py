@@ -1,4 +1,4 @@
-"""How calls are written in each format: what is known of shipped ones, and what a checkpoint's own template tells."""
+"""How calls are written in each format: the shipped ones, and those that a checkpoint's own template defines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def own(**call: Any) -> dict[str, Any]:
 OBJECT = {"type": "function", "function": "{content}"}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 RENAMED = {"type": "function", "function": {"name": "{content.name}", "arguments": "{content.parameters}"}}
-TOLD: list[dict[str, Any]] = [
+CLEAR: list[dict[str, Any]] = [
     own(open="<call>", close="</call>", transform=OBJECT),
     own(open=["<call>", "<c>"], close=["</call>"], transform=RENAMED),
     own(open_pattern=r"\s*<call>\s*", close_pattern=r"\s*</call>", transform=OBJECT),
@@ -38,7 +38,7 @@ TOLD: list[dict[str, Any]] = [
         content_args={"unquoted_keys": True, "string_delims": [["'", "'"]]},
     ),
 ]
-UNTOLD: list[dict[str, Any]] = [
+UNCLEAR: list[dict[str, Any]] = [
     own(open_pattern=r"<[a-z]>", close="</call>", transform=OBJECT),
     own(open_pattern=r"(?P<name>\w+):", close="<end>", transform=NAMED),
     own(
@@ -62,25 +62,26 @@ def test_every_shipped_format() -> None:
     assert all(shipped_form(name, {}) is not None for name in TOOL_CALLS)
 
 
-@pytest.mark.parametrize("template", TOLD)
+@pytest.mark.parametrize("template", CLEAR)
 def test_own_templates(template: dict[str, Any]) -> None:
-    """What is written as the checkpoint's own template tells is read as calls by that template."""
+    """Calls written in the form derived from the checkpoint's own template are read as calls by that template."""
     form = form_of(template)
     assert form is not None
     chosen = choose("auto", "none", template, None, {})
     assert chosen.template is not None
     one = Family("own", ByteVocabulary(["</call>"]), form, chosen.template)
     rules = "".join(forced_calls(form, TOOLS, several=True))
-    for seed in range(6):
-        output = one.vocabulary.walk(rules, Random(seed))
-        if output is not None:
-            calls = one.calls(output)
-            assert calls and all(matches(SCHEMAS[name], arguments) for name, arguments in calls)
+    walks = [one.vocabulary.walk(rules, Random(seed)) for seed in range(6)]
+    outputs = [output for output in walks if output is not None]
+    assert outputs, "no walk reached an end of the grammar"
+    for output in outputs:
+        calls = one.calls(output)
+        assert calls and all(matches(SCHEMAS[name], arguments) for name, arguments in calls)
 
 
-@pytest.mark.parametrize("template", UNTOLD)
-def test_templates_that_do_not_tell(template: dict[str, Any]) -> None:
-    """Where a delimiter is no single text, or arguments are between tags, no call can be forced."""
+@pytest.mark.parametrize("template", UNCLEAR)
+def test_templates_without_a_form(template: dict[str, Any]) -> None:
+    """If a delimiter is not one fixed text, or arguments are between tags, no call can be forced."""
     assert form_of(template) is None
 
 

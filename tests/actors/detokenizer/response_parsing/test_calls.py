@@ -1,4 +1,4 @@
-"""When a call begins and ends, what is sent of it, and what is text after all."""
+"""Where a call begins and ends, what is sent of it, and which outputs are not calls but text."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ CODER = template_of("qwen3_coder")
     ],
 )
 def test_malformed_openings_are_text(output: str) -> None:
-    """What does not name a tool of the request, is not JSON, is cut or is too long is text, delimiters included."""
+    """An opening that names no tool of the request, is not JSON, is cut or is too long is text, with its
+    delimiters."""
     parsed = parse(HERMES, output)
     assert parsed.events == [TextDelta(output)]
     assert parsed.open_call is None
 
 
 def test_unknown_names_in_opening_delimiters() -> None:
-    """A name in the opening delimiter that is no tool's makes the call text."""
+    """A call whose opening delimiter has a name that is not a tool's is text."""
     for family, output in (
         ("qwen3_coder", "a\n<tool_call>\n<function=g>\n<parameter=x>1</parameter>\n</function>\n</tool_call>"),
         ("mistral", '[TOOL_CALLS]g[ARGS]{"a": 1}'),
@@ -78,7 +79,8 @@ def test_arguments_are_the_models_characters(form: str, arguments: str) -> None:
     "arguments", ['{"a": tru', "{'a': '}'", '{"a": "b}\n', '{"a": "b" "c"', '{"a": [1}', '{"a": "he said "hi"']
 )
 def test_malformed_arguments_end_at_the_delimiter(arguments: str, end: str) -> None:
-    """A call that has begun stays one, is sent as it was written, and ends at its closing delimiter at the latest."""
+    """A call with malformed arguments is still a call, is sent as written, and ends at the latest at its closing
+    delimiter."""
     parsed = parse(HERMES, f'<tool_call>{{"name": "f", "arguments": {arguments}{end}</tool_call>\nBye')
     (call,) = parsed.calls
     assert call[0] == "f"
@@ -95,13 +97,13 @@ def test_unfinished_string_before_the_delimiter() -> None:
 
 
 def test_line_break_inside_a_string() -> None:
-    """A string that a line break has broken does not hide the closing delimiter."""
+    """A string with a raw line break, which is malformed, does not hide the closing delimiter."""
     parsed = parse(HERMES, '<tool_call>{"name": "f", "arguments": {"a": "b}\n</tool_call> Bye')
     assert (parsed.calls, parsed.text) == ([("f", '{"a": "b}\n')], "Bye")
 
 
 def test_cut_calls() -> None:
-    """A cut call has no end and no invented brackets, and its index is known."""
+    """A cut call has no end, no brackets are added to it, and its index is known."""
     parsed = parse(HERMES, '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "f", "arguments": {"a": [1, ')
     assert parsed.calls == [("f", "{}"), ("f", '{"a": [1, ')]
     assert (parsed.num_ended, parsed.open_call) == (1, 1)
@@ -110,7 +112,7 @@ def test_cut_calls() -> None:
 
 
 def test_held_back_values_of_a_cut_call_are_sent() -> None:
-    """The value whose type was not certain when the output ended is not lost."""
+    """A value that was held back because its type was not certain is sent when the output ends."""
     assert parse(CODER, "<tool_call><function=f><parameter=count>1").calls == [("f", '{"count": 1')]
     assert parse(CODER, '<tool_call><function=f><parameter=things>["a').calls == [("f", '{"things": "[\\"a')]
 
@@ -147,7 +149,8 @@ def test_names_and_arguments_stream() -> None:
 
 
 def test_strings_of_tagged_calls_stream() -> None:
-    """A string argument is sent as it comes, a typed one when it is complete, a doubtful one when it is decided."""
+    """A string argument is sent as it arrives, a typed one once it is complete, and one of uncertain type as soon as
+    its type is decided."""
     parser = ResponseParser(CODER, TOOLS, ())
     parser.push(1, "<tool_call><function=f>\n<parameter=text>\n")
     assert [e.text for e in parser.push(1, 'a"b') if isinstance(e, ArgumentsDelta)] == ['"a\\"b']
@@ -159,7 +162,7 @@ def test_strings_of_tagged_calls_stream() -> None:
 
 
 def test_types_of_tagged_calls() -> None:
-    """Values have the types of the tool's schema if they are of them, and stay strings otherwise."""
+    """Values get the types of the tool's schema if they can be read as such, and stay strings otherwise."""
     values = {
         "text": "12", "count": "12", "ratio": "1.50", "flag": "True", "maybe": "None", "things": '[1, "a"]',
         "options": '{"a": NaN}', "other": "12",
@@ -189,7 +192,7 @@ def test_bare_calls() -> None:
 
 
 def test_several_objects_in_one_pair_of_delimiters() -> None:
-    """Each object of a list is a call, also where the list's delimiters come once."""
+    """Each object of a list within one pair of delimiters is a call."""
     output = '<tool_call>[{"name": "f"}, {"name": "get_weather", "arguments": {}}]</tool_call> ok'
     parsed = parse(HERMES, output)
     assert parsed.calls == [("f", "{}"), ("get_weather", "{}")]
@@ -197,7 +200,7 @@ def test_several_objects_in_one_pair_of_delimiters() -> None:
 
 
 def test_delimiter_that_is_missing_or_cut() -> None:
-    """A complete call ends with its JSON: text that follows is shown, half a closing delimiter is not."""
+    """A complete call ends with its JSON: text that follows is shown, but not a cut closing delimiter."""
     call = '<tool_call>{"name": "f"}'
     assert parse(HERMES, call + "\nDone").text == "Done"
     assert parse(HERMES, call + "\n</tool_c").text == ""

@@ -1,4 +1,4 @@
-"""Delimiters are found where a search finds them, at a cost that does not depend on what the model writes."""
+"""Delimiters are found where a search finds them, at a bounded cost per character."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def split(programs: DelimiterPrograms, pieces: Iterable[str], hold: Hold = Hold.
             found[-1] += scan.text
             if scan.found is not None:
                 found += [(scan.found.space, scan.found.text, scan.found.capture or ""), ""]
-            if rest is None and scan.rest:  # what was held back behind a delimiter that did not become longer
+            if rest is None and scan.rest:  # text held back after a delimiter that might have become longer
                 inner = split(programs, [scan.rest], hold)
                 return [*found[:-1], *inner] if not found[-1] else [*found[:-1], found[-1] + str(inner[0]), *inner[1:]]
             rest = None if rest is None else scan.rest
@@ -54,7 +54,7 @@ def split(programs: DelimiterPrograms, pieces: Iterable[str], hold: Hold = Hold.
 
 
 def searched(pattern: str, text: str) -> list[str | tuple[str, ...]]:
-    """The oracle: the leftmost match, then the longest."""
+    """Return the same as `split` by repeated search for the leftmost, then longest match: the oracle."""
     found: list[str | tuple[str, ...]] = []
     at = last = 0
     while at < len(text):
@@ -72,13 +72,13 @@ def searched(pattern: str, text: str) -> list[str | tuple[str, ...]]:
 @pytest.mark.parametrize("pattern", PATTERNS)
 @given(text=st.text(alphabet="abcxy<>: \n", max_size=25), size=st.integers(1, 5))
 def test_finds_what_a_search_finds(pattern: str, text: str, size: int) -> None:
-    """However the text is cut, the delimiters are the leftmost matches, of these the longest."""
+    """However the text is cut, the delimiters are the leftmost matches, and of these the longest."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert split(programs_of(pattern), pieces) == searched(pattern, text)
 
 
 def test_the_longest_of_several_delimiters() -> None:
-    """Of delimiters that begin at the same place, the longest is taken; else the first."""
+    """Of delimiters that begin at the same place, the longest is taken; otherwise the one that begins first."""
     programs = programs_of("<a>", "<a>b", "a>bcd")
     assert split(programs, "x<a>bcd") == ["x", ("", "<a>b", ""), "cd"]
     assert split(programs, "x<a>c") == ["x", ("", "<a>", ""), "c"]
@@ -99,7 +99,7 @@ def test_one_line_break() -> None:
 
 @pytest.mark.parametrize("text", [20_000 * "<", 5_000 * "<f=<", "<f=" + 20_000 * "x", 3_000 * "<f=x\n"])
 def test_bounded_cost(text: str) -> None:
-    """What is held back, and the number of threads, are bounded for any text."""
+    """For any text, the number of steps and the text held back are bounded."""
     programs = programs_of(r"\s*<f=(?P<name>[^>\n]+)>", "<f=x")
     scanner = DelimiterScanner(programs, Hold.SPACE)
     num_steps = 0
@@ -120,6 +120,6 @@ def test_bounded_cost(text: str) -> None:
     ],
 )  # fmt: skip
 def test_refused_patterns(pattern: str) -> None:
-    """What a linear automaton cannot match, and what is too large, is refused."""
+    """Patterns that a linear automaton cannot match, and those that are too large, are refused."""
     with pytest.raises(UnsupportedPattern):
         programs_of(pattern)

@@ -84,7 +84,7 @@ def test_found_by_the_chat_template(chat_template: str | None, calls: str | None
 
 @pytest.mark.parametrize(("chat_template", "name"), [("{{ messages }}", "hermes"), ("[TOOL_CALLS]", "mistral")])
 def test_calls_in_plain_text_are_read(chat_template: str, name: str) -> None:
-    """A model that is told of its tools in plain text is understood if it calls them so, or in a form of its own."""
+    """If tools are described to a model in plain text, its calls are read in the hermes form and in its own."""
     chosen = choose("auto", "auto", None, chat_template, {}, is_plain=True)
     assert chosen.tool_call_parser == name and "and hermes" in chosen.reason and chosen.template is not None
     call = '{"name": "f", "arguments": {}}'
@@ -95,7 +95,7 @@ def test_calls_in_plain_text_are_read(chat_template: str, name: str) -> None:
 
 
 def test_names_come_before_the_own_template() -> None:
-    """A name chooses its half, `auto` the checkpoint's own template, `none` nothing."""
+    """A parser's name overrides its half of the checkpoint's own template, `auto` keeps it, `none` disables it."""
     chosen = choose("auto", "qwen3", spec(), "<tool_call>", {})
     assert (chosen.tool_call_parser, chosen.reasoning_parser) == (OWN, "qwen3")
     assert chosen.template is not None
@@ -155,7 +155,7 @@ JSON = st.recursive(
 
 @given(data=st.data())
 def test_odd_templates(data: st.DataObject) -> None:
-    """No template, whatever stands in it, stops the server."""
+    """No template, whatever it contains, raises an exception, which would stop the server."""
     own = data.draw(st.sampled_from([spec(), named("xml-inline", XML), named("json", DIALECT), named("kv-lines", {})]))
     own = json.loads(json.dumps(own))
     place: Any = own
@@ -199,7 +199,7 @@ def named(content: str, arguments: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_own_templates(own: dict[str, Any], output: str, arguments: dict[str, Any]) -> None:
-    """The kinds of content that transformers defines are read, whole and character by character."""
+    """The content types that transformers defines are read, whole and character by character."""
     template = choose("auto", "auto", own, None, {}).template
     assert template is not None
     for tokens in ([output], list(output)):
@@ -209,7 +209,7 @@ def test_own_templates(own: dict[str, Any], output: str, arguments: dict[str, An
 
 
 def test_ends_of_turns() -> None:
-    """The end of a turn is no content; a pattern for it that is not supported does no harm."""
+    """The end of a turn is not content; an unsupported pattern for it is ignored."""
     for field, text in (({"close": ["<e>", "<e>!"]}, "ab"), ({"close_pattern": "x*|$"}, "a<e>b"), ({}, "a<e>b")):
         own = spec()
         own["fields"]["content"] = field
@@ -219,7 +219,8 @@ def test_ends_of_turns() -> None:
 
 
 def test_closing_delimiters_that_may_be_longer() -> None:
-    """Only the tokens up to a closing delimiter count, also if more is needed to know where it ends."""
+    """Only tokens up to the end of a closing delimiter count as reasoning, even if more text is needed to know where
+    it ends."""
     own = spec()
     own["fields"]["thinking"] = {"open_pattern": "<(?<name>t)>", "close": ["</t>", "</t>!"]}
     template = choose("none", "auto", own, None, {}).template
@@ -240,7 +241,7 @@ def test_text_that_is_not_stripped() -> None:
 
 def test_files_of_a_checkpoint(tmp_path: Path) -> None:
     """The own template comes from tokenizer_config.json, the special tokens from the tokenizer."""
-    assert read_parser_files(tmp_path, no_tokens()).special_ids == {}, "a missing file says nothing"
+    assert read_parser_files(tmp_path, no_tokens()).special_ids == {}, "without a file there are no special tokens"
     demo = read_parser_files(DEMO, load_library(DEMO))
     assert demo.own_template is None
     assert demo.special_ids["<|im_end|>"] == 2
@@ -257,7 +258,7 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["{", json.dumps({"added_tokens": [{"id": True}, 3, {"content": "x"}]})])
 def test_tokenizer_that_cannot_be_read(tmp_path: Path, content: str) -> None:
-    """It has no special tokens to look for: it is refused."""
+    """A tokenizer.json that is not valid raises CheckpointError."""
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CheckpointError):
         load_library(tmp_path)
@@ -265,7 +266,8 @@ def test_tokenizer_that_cannot_be_read(tmp_path: Path, content: str) -> None:
 
 @pytest.mark.parametrize("is_named", [False, True])
 def test_tokens_that_only_the_config_adds(tmp_path: Path, is_named: bool) -> None:
-    """Delimiters that tokenizer_config.json makes special tokens are read, though texts leave such tokens out."""
+    """Delimiters that only tokenizer_config.json declares as special tokens are recognized, though decoding skips
+    them."""
     tags = ["<tool_call>", "</tool_call>"]
     extra = dict(zip(("begin_call", "end_call"), tags, strict=True)) if is_named else tags
     shutil.copy(TINY / "tokenizer.json", tmp_path)

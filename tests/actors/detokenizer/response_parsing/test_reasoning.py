@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer, wherever it begins, and its tokens are counted."""
+"""Reasoning is separated from the answer, wherever it begins, and its tokens are counted."""
 
 from __future__ import annotations
 
@@ -102,13 +102,13 @@ def test_text_that_looks_like_special_tokens() -> None:
 
 
 def test_text_that_comes_with_a_special_token() -> None:
-    """What the decoder released with a special token stands before it."""
+    """Text that the decoder releases together with a special token comes before that token."""
     assert parse(SPECIAL, [(5, ""), "a", (6, "b"), "c"]).reasoning == "ab"
     assert parse(SPECIAL, [(5, ""), "a", (6, "b[/THINK]"), "c"]).reasoning == "ab"
 
 
 def test_special_tokens_in_malformed_openings() -> None:
-    """A special token whose call turns out to be none is text if it is shown, and nothing otherwise."""
+    """A special token that opens no valid call is text if it is shown, and nothing otherwise."""
     assert parse(SPECIAL, [(7, ""), "no call"]).text == "no call"
     assert parse(SPECIAL, [(7, "[TOOL_CALLS]"), "no call"]).text == "[TOOL_CALLS]no call"
 
@@ -121,7 +121,7 @@ def test_special_tokens_inside_strings() -> None:
 
 
 def test_tags_for_forcing_the_end() -> None:
-    """The texts of the delimiters are known where there is one of each."""
+    """The texts of the delimiters are known if there is exactly one of each."""
     assert THINK.reasoning_tags == ("<think>", "</think>")
     assert SPECIAL.reasoning_tags == ("[THINK]", "[/THINK]")
     assert template_of("hermes", "granite").reasoning_tags is None

@@ -1,4 +1,4 @@
-"""Outputs become the same events however they are cut, lose no character, and mean what transformers' parser says."""
+"""Outputs become the same events however they are cut, lose no character, and are read as transformers' parser does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quipu.actors.detokenizer.response_parsing.shipped_templates import REASONIN
 from tests.parsed_outputs import TOOLS, Parsed, parse, render_calls, template_of
 
 FAMILIES = sorted(set(TOOL_CALLS) - {"qwen3_xml", "llama4_json"})
-"""Without second names of formats."""
+"""All formats, without aliases."""
 THINKING = {name: template_of(name, "qwen3") for name in FAMILIES}
 
 WORDS = [
@@ -90,7 +90,7 @@ TOOL_SCHEMAS = [
 
 
 def oracle(family: str, output: str, num: int = 0, each: bool = False) -> dict[str, Any]:
-    """Return what transformers' parser makes of the output with the same template."""
+    """Return what transformers' parser reads in the output with the same template."""
     calls = dict(TOOL_CALLS[family]["fields"]["tool_calls"][num])
     calls.pop("is_bare", None)
     if each:
@@ -142,7 +142,7 @@ def test_well_formed_outputs(
 @settings(max_examples=25)
 @given(calls=CALLS)
 def test_llama_calls(calls: list[Any]) -> None:
-    """Several calls after one marker are several calls, with or without the marker."""
+    """Several calls are read as such after one marker, and without any."""
     output = render_calls("llama3_json", calls)
     for one in (output, output.removeprefix("<|python_tag|>")):
         parsed = parse(THINKING["llama3_json"], one)

@@ -45,7 +45,7 @@ from quipu.actors.detokenizer.response_parsing.typed_values import escaped, may_
     ],
 )
 def test_typed(text: str, types: tuple[str, ...], expected: str | None) -> None:
-    """The first type that the text has decides."""
+    """The first type as which a text can be read decides how it is written."""
     assert typed_json(text, types) == expected
 
 
@@ -54,7 +54,7 @@ def test_typed(text: str, types: tuple[str, ...], expected: str | None) -> None:
     types=st.sets(st.sampled_from(["integer", "number", "boolean", "null", "object", "json"])).map(tuple),
 )
 def test_always_json(text: str, types: tuple[str, ...]) -> None:
-    """What is returned is JSON, and what had been held back for it from its first character on."""
+    """Every returned value is JSON, and each of its prefixes counts as possibly typed, so that it is held back."""
     json.loads(f'"{escaped(text)}"')
     if (found := typed_json(text, types)) is not None:
         json.loads(found)
