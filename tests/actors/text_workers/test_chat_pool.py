@@ -142,12 +142,15 @@ async def test_template_for_tools(one_worker: None) -> None:
     ],
 )
 @pytest.mark.usefixtures("one_worker")
-async def test_templates_that_fail(source: str, reason: str) -> None:
+async def test_templates_that_fail(monkeypatch: pytest.MonkeyPatch, source: str, reason: str) -> None:
     """Whatever a template raises is the chat's TemplateError, and its worker goes on."""
+    monkeypatch.setattr(chat_pool, "SLOW_S", PATIENCE_S)  # a worker that is slow for once would be replaced
     async with pool_of(source) as pool:
+        before = pool.worker_ids
         for _ in range(2):
             with pytest.raises(TemplateError, match=reason):
                 await render(pool, chat("x"))
+        assert pool.worker_ids == before
 
 
 @pytest.mark.usefixtures("one_worker")
