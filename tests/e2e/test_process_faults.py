@@ -230,7 +230,7 @@ def test_web_process_killed_during_load(tmp_path: Path, monkeypatch: pytest.Monk
     """The engine also exits while it still imports torch and does not read its socket yet."""
     modules = tmp_path / "modules"
     modules.mkdir()
-    (modules / "torch.py").write_text("while True: pass")  # an import that does not end by itself
+    (modules / "torch.py").write_text("import time; time.sleep(600)")  # longer than the test waits
     monkeypatch.setenv("PYTHONPATH", str(modules))
     process, log_path = start_quipu(tmp_path / "server", *serve_command("--port", "0"))
     server = Server(process, log_path)
