@@ -114,6 +114,7 @@ async def send_request(http: HttpClient, sent: SentRequest) -> None:
                 exchange.leave()
 
 
+@pytest.mark.timeout(600)  # for a thousand requests
 @pytest.mark.parametrize("seed", [1])
 async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> None:
     """Counters == records == log == spans, and records == the usage reported to clients."""

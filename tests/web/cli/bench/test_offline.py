@@ -15,6 +15,8 @@ from quipu.web.cli.bench.offline_arguments import parse_offline
 from quipu.web.cli.cli import main as quipu
 from quipu.web.telemetry import logs
 
+pytestmark = pytest.mark.timeout(600)  # each command starts an engine
+
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
 
 
