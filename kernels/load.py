@@ -16,25 +16,29 @@ _log = logging.getLogger(__name__)
 
 
 def load_backend(name: str, config: BackendConfig) -> Backend:
-    """Make the backend called `name`: `cpu`, `triton`, `reference` or `fake`.
+    """Make the backend called `name`: `cpu`, `triton`, `vllm`, `reference` or `fake`.
 
     `auto` is `triton` if there is a supported GPU, else `cpu` if it can run here, else `reference`.
 
     Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not match its config,
-    and for `cpu` or `triton` if this machine cannot run it.
+    and for `cpu`, `triton` or `vllm` if this machine cannot run it.
     """
     if name == "fake":
         from .fake import FakeBackend
 
         return FakeBackend(config)
-    if name not in ("auto", "cpu", "reference", "triton"):
-        raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'reference' or 'fake'")
+    if name not in ("auto", "cpu", "reference", "triton", "vllm"):
+        raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'vllm', 'reference' or 'fake'")
     # Both are read once, when torch loads OpenMP. With idle threads that spin instead of sleeping, a step of a small
     # model on two cores was sixty times slower beside a busy process; sleeping costs 13 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
     if name == "reference":
         return _load_reference(config)
+    if name == "vllm":
+        from .vllm_runner.vllm_backend import VllmBackend
+
+        return VllmBackend(config)
     if name in ("auto", "triton"):
         from .triton.availability import TritonUnavailable, why_unavailable
 

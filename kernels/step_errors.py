@@ -1,4 +1,4 @@
-"""What an exception that a pass raised says about the next one: too little memory, or a device that is lost.
+"""What an exception that a pass raised says about the next one: too little memory, or a process that cannot go on.
 
 Without torch: errors are told apart by the names of their types and by their messages, which are those of torch, Triton
 and the CUDA runtime. Contexts are lost by the errors after which the CUDA Runtime API demands a new process.
@@ -32,6 +32,13 @@ _CONTEXT_LOST = (
 )
 
 
+class RunnerDiverged(RuntimeError):
+    """The library that runs a backend's passes has another idea of its sequences than the batch.
+
+    Raised by a backend. No result of this process may be trusted from then on: the engine is started again.
+    """
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether there was not enough memory for a pass, so that a smaller one may fit."""
     if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
@@ -41,7 +48,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_context_lost(error: BaseException) -> bool:
-    """Return whether no later pass of this process can succeed, because its context on the device is lost."""
+    """Return whether no later pass of this process can succeed: its context on the device, or its state, is lost."""
+    if isinstance(error, RunnerDiverged):
+        return True
     message = str(error).lower()
     return (
         isinstance(error, RuntimeError)

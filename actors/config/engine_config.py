@@ -194,9 +194,10 @@ class EngineConfig:
     executor: str = setting(
         "auto",
         "--executor",
-        choices=("auto", "triton", "cpu", "reference", "fake"),
+        choices=("auto", "triton", "cpu", "reference", "vllm", "fake"),
         help="`triton`: kernels for NVIDIA GPUs; `cpu`: kernels compiled for this processor; `reference`: plain torch; "
-        "`auto`: the first of these that can run the model; `fake`: computes nothing",
+        "`auto`: the first of these that can run the model; `vllm`: the models and kernels of an installed vLLM "
+        "(experimental, docs/operate/executors.md); `fake`: computes nothing",
         group="executor",
     )
     fake_step_seconds: float = setting(0.005, "--fake-step-seconds", group="executor")

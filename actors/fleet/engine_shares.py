@@ -132,7 +132,7 @@ def make_slots(num_engines: int, executor: str, machine: Machine) -> tuple[Slot,
     """Cut the machine into a slot for each engine; into more if it has more GPUs, for engines that are added later."""
     if executor == "fake":
         return (Slot(None, 1, None),) * num_engines  # computes nothing
-    if machine.gpus and (executor == "triton" or (executor == "auto" and machine.has_triton)):
+    if machine.gpus and (executor in ("triton", "vllm") or (executor == "auto" and machine.has_triton)):
         num_slots = max(num_engines, len(machine.gpus))
         num_threads = max(1, machine.num_usable_cpus // num_engines)
         return tuple(Slot(None, num_threads, machine.gpus[index % len(machine.gpus)]) for index in range(num_slots))

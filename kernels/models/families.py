@@ -75,4 +75,7 @@ def find_family(config_json: dict[str, Any]) -> Family:
         if architecture in FAMILIES:
             return FAMILIES[architecture]
     named = ", ".join(map(str, architectures)) or "config.json names none"
-    raise ValueError(f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}")
+    raise ValueError(
+        f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}; where vLLM is installed, "
+        f"--executor vllm serves most others (docs/operate/executors.md)"
+    )

@@ -56,6 +56,7 @@ COMMANDS_HERE = {
     "bench.sampling": (),
     "bench.structured": (),
     "bench.tiers": (),
+    "bench.vllm_runner": (),
 }
 """Commands that import torch or the web layer: they run in this process, which has imported both."""
 TESTED_ELSEWHERE = {"bench.engine_core", "bench.sharing", "bench.stalls"}

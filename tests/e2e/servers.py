@@ -219,13 +219,15 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *flags: str, exit_code: int = 0, has_engine: bool = True) -> Iterator[Server]:
+def serving(
+    folder: Path, *flags: str, exit_code: int = 0, has_engine: bool = True, ready_s: float = PATIENCE_S
+) -> Iterator[Server]:
     """Run `serve_command(*flags)` until the block is left; it must then exit with `exit_code` and leave no process."""
     process, log_path = start_quipu(folder, *serve_command(*flags), "--port", "0")
     server = Server(process, log_path)
     try:
         server.wait_listening()
-        server.wait_ready()
+        server.wait_ready(ready_s)
         engine_pids = eventually(server.engines, "the web process has an engine") if has_engine else []
         yield server
         if process.poll() is None:

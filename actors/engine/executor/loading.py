@@ -70,6 +70,8 @@ def numerics_of(capabilities: Capabilities) -> str:
     """
     builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
     c = capabilities
+    if c.library is not None:
+        builds.append(c.library)
     formats = (c.dtype, c.weights, c.activations, c.kv_cache_dtype)
     parts = (c.name, c.instruction_set, *formats, c.determinism, *builds)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

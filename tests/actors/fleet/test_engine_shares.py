@@ -110,7 +110,7 @@ def test_threads_are_per_engine() -> None:
     assert [share.environment["OMP_NUM_THREADS"] for share in inherited] == ["7", "7"]
 
 
-@pytest.mark.parametrize("executor", ["auto", "cpu", "triton", "reference", "fake"])
+@pytest.mark.parametrize("executor", ["auto", "cpu", "triton", "vllm", "reference", "fake"])
 def test_one_engine(executor: str) -> None:
     """A single engine gets the operator's configuration unchanged."""
     events = KvEventsConfig(replay_endpoint="tcp://127.0.0.1:5558")
@@ -142,7 +142,7 @@ def test_fake_is_not_pinned() -> None:
         (("GPU-a", "GPU-b"), 2, ["GPU-a", "GPU-b"], [1, 1]),
     ],
 )
-@pytest.mark.parametrize("executor", ["auto", "triton"])
+@pytest.mark.parametrize("executor", ["auto", "triton", "vllm"])
 def test_gpu_each(
     gpus: tuple[str, ...], num_engines: int, expected: list[str], num_sharing: list[int], executor: str
 ) -> None:

@@ -24,9 +24,10 @@ CAPABILITIES = Capabilities(
         {"activations": "int8"},
         {"kv_cache_dtype": "int8"},
         {"instruction_set": "avx512"},
+        {"library": "vllm 0.32.0 CPU_ATTN"},
     ],
 )
 def test_whatever_changes_bits_changes_the_digest(change: dict[str, Any]) -> None:
-    """The digest depends on backend, dtypes, formats and instruction set, but not on the number of threads."""
+    """The digest depends on backend, dtypes, formats, instruction set and library, but not on the number of threads."""
     assert numerics_of(attrs.evolve(CAPABILITIES, **change)) != numerics_of(CAPABILITIES)
     assert numerics_of(attrs.evolve(CAPABILITIES, num_threads=3)) == numerics_of(CAPABILITIES)

@@ -1,0 +1,74 @@
+"""Compare `quipu serve --executor vllm` with `vllm serve`: the same vLLM, the same checkpoint and load, in alternation.
+
+    python -m bench.vllm_runner [--json] [--quick] [--rounds 3] [--python .venv-vllm/bin/python] [--checkpoint FOLDER]
+
+Both servers run from one environment that has vLLM and quipu (`make test-vllm` makes it), with blocks of 32 tokens. Two
+peers: `vllm` as it starts by itself, whose model torch.compile has compiled, and `vllm-eager`, which runs it as our
+executor does (`--enforce-eager`). Rows and ratios are those of `python -m bench.peers`; `ratio` is relative to the
+faster of the two.
+
+`--quick` runs a tiny model for one round; where vLLM is not installed, on quipu's own executor and without a peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import attrs
+
+from bench.peers.__main__ import QUICK, Load, render, run
+from bench.peers.checkpoint import make_checkpoint
+from bench.peers.servers import HOME, PEERS, ROOT, Peer, serve_quipu, serve_vllm
+from bench.shapes import TINY
+
+BLOCK = ("--block-size", "32")
+QUIPU = ("--executor", "vllm", *BLOCK, "--kv-cache-memory", "2GiB")
+
+
+def servers_in(python: Path) -> list[Peer]:
+    """Return the three servers, started from this environment."""
+    known = {peer.name: peer for peer in PEERS}
+    ours = attrs.evolve(known["quipu"], python=python, command=partial(serve_quipu, format_flags=QUIPU))
+    theirs = attrs.evolve(known["vllm"], python=python, command=lambda *where: [*serve_vllm(*where), *BLOCK])
+    eager = attrs.evolve(
+        theirs, name="vllm-eager", command=lambda *where: [*serve_vllm(*where), *BLOCK, "--enforce-eager"]
+    )
+    return [ours, theirs, eager]
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise servers would outlive this process
+    parser = argparse.ArgumentParser(prog="python -m bench.vllm_runner", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model, one round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
+    parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    peers = servers_in(arguments.python.absolute())
+    if not peers[1].is_installed():
+        if not arguments.quick:
+            sys.exit(f"vLLM is not installed for {arguments.python}: make test-vllm")
+        peers = PEERS[:1]
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)
+            report = run(peers, model, QUICK, 1, arguments.seed)
+    else:
+        model = make_checkpoint(arguments.checkpoint or HOME / "qwen3-0.6b-random")
+        load = Load(concurrencies=(1, 8, 32), longest_prompt=2048)
+        report = run(peers, model, load, arguments.rounds, arguments.seed)
+    print(json.dumps(report) if arguments.json else render(report))
+    if any("failed" in about for about in report["servers"].values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""Passes through vLLM's runner on the demo model: the text is the reference's, however it is computed.
+
+Text of the demo model is compared, not bits: vLLM's depend on the batch, and the demo model is certain of its answers.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from quipu.actors.shared.checkpoint import DEMO
+from quipu.kernels.backend import Backend
+from quipu.kernels.batch import Drawn, Scoring
+from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, Processing
+from quipu.kernels.reference.reference_backend import ReferenceBackend
+from quipu.kernels.step_errors import RunnerDiverged
+from quipu.kernels.step_types import LogitRules
+from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
+from tests.kernels.kernel_checkpoints import backend_config, make_batch, scattered_blocks
+from tests.vllm_runner.vllm_backends import SIZE, needs_vllm, open_backend
+
+pytestmark = needs_vllm
+
+NUM_OUTPUTS = 24
+VOCAB_SIZE = 3072
+NOTES = (
+    "Mira lives in Ashford. The river passed the old mill. Otto keeps an owl. Hugo lives in Milton. The wind crossed "
+    "the empty fields before the day was over. By the way, Hugo keeps a goat. "
+) * 6
+QUESTIONS = ("Where does Mira live?", "Which animal does Otto keep?", "Where does Hugo live?", "What does Hugo keep?")
+
+
+@cache
+def prompts() -> list[list[int]]:
+    """Return prompts that begin alike, for more than a hundred tokens."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    start = f"Answer questions about this text.\n\nNotes from the village\n\n{NOTES}\n\n"
+    return [tokenizer.encode(f"{start}{question}\n").ids for question in QUESTIONS]
+
+
+@cache
+def num_shared() -> int:
+    """Return how many whole blocks the prompts share."""
+    return next(at for at, tokens in enumerate(zip(*prompts(), strict=False)) if len(set(tokens)) > 1) // SIZE
+
+
+@cache
+def wanted() -> list[list[int]]:
+    """Return what the reference says to each prompt."""
+    backend = ReferenceBackend(backend_config(DEMO, block_size=SIZE, num_blocks=160))
+    return [generate(backend, prompt, tables(1, seed=at)[0])[0] for at, prompt in enumerate(prompts())]
+
+
+@pytest.fixture(scope="module")
+def backend() -> VllmBackend:
+    return open_backend(DEMO)
+
+
+def tables(count: int, *, seed: int) -> list[list[int]]:
+    """Return distinct scattered blocks for so many sequences."""
+    blocks = scattered_blocks(12 * count, seed=seed)
+    return [blocks[12 * at : 12 * (at + 1)] for at in range(count)]
+
+
+def generate(
+    backend: Backend, prompt: list[int], blocks: list[int], *, start: int = 0, chunk: int = 1 << 20, **row: Any
+) -> tuple[list[int], list[Drawn]]:
+    """Compute a prompt from `start` on, in chunks, then draw; return the outputs, and what each pass drew."""
+    row = {"blocks": blocks, "slot": 0, **row}
+    passes: list[Drawn] = []
+    for begin in range(start, len(prompt), chunk):
+        tokens = prompt[begin : begin + chunk]
+        ends = begin + len(tokens) == len(prompt)
+        passes.append(backend.step(make_batch({**row, "position": begin, "token_ids": tokens, "samples": ends})))
+    for position in range(len(prompt), len(prompt) + NUM_OUTPUTS - 1):
+        output_position = 1 + position - len(prompt) + row.get("output_position", 0)
+        decode = {"position": position, "token_ids": [0], "carried": True, "output_position": output_position}
+        passes.append(backend.step(make_batch({**row, **decode})))
+    return [drawn.token_ids[0] for drawn in passes if drawn.rows], passes
+
+
+@pytest.mark.parametrize("chunk", [1 << 20, 48, 1])
+def test_cold(backend: VllmBackend, chunk: int) -> None:
+    """In one piece, in chunks that end within blocks, and token by token."""
+    chosen = range(len(prompts())) if chunk > 1 else [0]
+    for at in chosen:
+        assert generate(backend, prompts()[at], tables(1, seed=10 + at)[0], chunk=chunk)[0] == wanted()[at]
+
+
+def test_warm(backend: VllmBackend) -> None:
+    """Behind blocks that another sequence has computed."""
+    first, second = tables(2, seed=20)
+    generate(backend, prompts()[0], first)
+    shared = num_shared()
+    assert shared >= 3
+    blocks = first[:shared] + second[shared:]
+    assert generate(backend, prompts()[1], blocks, start=shared * SIZE)[0] == wanted()[1]
+
+
+def test_copied_block(backend: VllmBackend) -> None:
+    """The last shared block is copied within the pass that goes on from its last token, and then overwritten."""
+    first, second = tables(2, seed=21)
+    generate(backend, prompts()[0], first)
+    last = num_shared() - 1
+    rest = {"position": (last + 1) * SIZE - 1, "blocks": first[:last] + second[last:], "slot": 0}
+    batch = make_batch({**rest, "token_ids": prompts()[1][(last + 1) * SIZE - 1 :]})
+    drawn = backend.step(attrs.evolve(batch, copies=[(first[last], second[last]), (first[last - 1], first[last])]))
+    assert drawn.token_ids == wanted()[1][:1]
+
+
+def test_preempted(backend: VllmBackend) -> None:
+    """Computed again in other blocks, its outputs now part of a chunk."""
+    first, second = tables(2, seed=22)
+    half = wanted()[3][: NUM_OUTPUTS // 2]
+    generate(backend, prompts()[3], first)
+    rest, _ = generate(backend, prompts()[3] + half, second, chunk=48)
+    assert rest[: NUM_OUTPUTS // 2] == wanted()[3][NUM_OUTPUTS // 2 :]
+
+
+def test_chunks_beside_decodes(backend: VllmBackend) -> None:
+    """Rows in any order, which change from pass to pass; a chunk draws nothing before its last."""
+    blocks, drawing = tables(4, seed=23), random.Random(1)
+    starts = [{"slot": s, "position": 0, "token_ids": prompts()[s], "blocks": blocks[s]} for s in range(3)]
+    outputs = {slot: [token_id] for slot, token_id in enumerate(backend.step(make_batch(*starts)).token_ids)}
+    late = prompts()[3]
+    for begin in range(0, len(late), 40):
+        tokens = late[begin : begin + 40]
+        ends = begin + len(tokens) == len(late)
+        rows = [{"slot": 7, "position": begin, "token_ids": tokens, "blocks": blocks[3], "samples": ends}]
+        rows += [
+            {"slot": s, "position": len(prompts()[s]) + len(outputs[s]) - 1, "token_ids": [0], "carried": True,
+             "blocks": blocks[s]}
+            for s in range(3)
+        ]  # fmt: skip
+        drawing.shuffle(rows)
+        drawn = backend.step(make_batch(*rows))
+        assert drawn.rows == [row for row in range(4) if rows[row]["slot"] != 7 or ends]
+        for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True):
+            outputs.setdefault(rows[row]["slot"], []).append(token_id)
+    for slot, text in enumerate(wanted()[:3]):
+        assert outputs[slot] == text[: len(outputs[slot])]
+    assert outputs[7] == wanted()[3][:1]
+
+
+def test_skipped_passes(backend: VllmBackend) -> None:
+    """A sequence that is left out of some passes goes on where it was."""
+    first, second = tables(2, seed=24)
+    outputs = backend.step(make_batch({"slot": 1, "position": 0, "token_ids": prompts()[0], "blocks": first})).token_ids
+    for position in range(len(prompts()[0]), len(prompts()[0]) + 6):
+        backend.step(make_batch({"slot": 2, "position": 0, "token_ids": prompts()[1][:40], "blocks": second}))
+        go_on = {"slot": 1, "position": position, "token_ids": [0], "carried": True, "blocks": first}
+        outputs += backend.step(make_batch(go_on)).token_ids
+    assert outputs == wanted()[0][: len(outputs)]
+
+
+@pytest.mark.parametrize("fails", ["_model_forward", "_sample", "_bookkeeping_sync"])
+def test_pass_that_raises(backend: VllmBackend, fails: str) -> None:
+    """Wherever it raises: repeated, it draws the same tokens, and so do sequences beside it."""
+    first, second = tables(2, seed=25)
+    runner = vars(backend)["_runner"]
+    starts = [
+        {"slot": s, "position": 0, "token_ids": prompts()[s], "blocks": blocks}
+        for s, blocks in ((0, first), (1, second))
+    ]
+    outputs = [[token_id] for token_id in backend.step(make_batch(*starts)).token_ids]
+    for at in range(6):
+        both = [
+            {"slot": s, "position": len(prompts()[s]) + at, "token_ids": [0], "carried": True, "blocks": blocks}
+            for s, blocks in ((0, first), (1, second))
+        ]
+        if at % 2:
+            with mock.patch.object(runner, fails, side_effect=MemoryError("a passing fault")):
+                with pytest.raises(MemoryError, match="a passing fault"):
+                    backend.step(make_batch(*both))
+        for slot, token_id in enumerate(backend.step(make_batch(*both)).token_ids):
+            outputs[slot].append(token_id)
+    assert outputs == [text[:7] for text in wanted()[:2]]
+
+
+def test_row_that_no_one_drew_for_is_refused(backend: VllmBackend) -> None:
+    """A carried row without a token to carry raises and leaves everything as it was."""
+    (blocks,) = tables(1, seed=26)
+    with pytest.raises(ValueError, match="slot 6"):
+        backend.step(make_batch({"slot": 6, "position": 3, "token_ids": [0], "carried": True, "blocks": blocks}))
+    assert generate(backend, prompts()[0], blocks)[0] == wanted()[0]
+
+
+def test_difference_ends_the_engine(backend: VllmBackend) -> None:
+    """If the runner's idea of a request is not ours, nothing is drawn, and no later pass would be trusted."""
+    (blocks,) = tables(1, seed=27)
+    backend.step(make_batch({"slot": 0, "position": 0, "token_ids": prompts()[0], "blocks": blocks}))
+    batch = vars(backend)["_runner"].input_batch
+    batch.token_ids_cpu[0, len(prompts()[0])] += 1  # the token that it drew
+    with pytest.raises(RunnerDiverged, match="other input tokens"):
+        go_on = {"slot": 0, "position": len(prompts()[0]), "token_ids": [0], "carried": True, "blocks": blocks}
+        backend.step(make_batch(go_on))
+    assert generate(backend, prompts()[0], blocks)[0] == wanted()[0]
+
+
+def test_seeds(backend: VllmBackend) -> None:
+    """A seed draws the same cold, warm, chunked, and beside others; another seed draws another text."""
+    first, second = tables(2, seed=28)
+    draws = {"temperature": 1.5, "seed": 5}
+    cold, _ = generate(backend, prompts()[0], first, **draws)
+    warm, _ = generate(backend, prompts()[0], first[:3] + second[3:], start=3 * SIZE, slot=3, **draws)
+    chunked, _ = generate(backend, prompts()[0], second, chunk=48, **draws)
+    assert cold == warm == chunked != wanted()[0]
+    assert generate(backend, prompts()[0], second, temperature=1.5, seed=6)[0] != cold
+
+
+def mask_of(allowed: set[int]) -> bytes:
+    bits = np.zeros(VOCAB_SIZE, dtype=np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def test_rules_and_masks(backend: VllmBackend) -> None:
+    """They apply to their rows only, and logprobs are of the raw logits, as on the other backends."""
+    blocks, allowed = tables(3, seed=29), set(range(300, 340))
+    rows = [{"slot": s, "position": 0, "token_ids": prompts()[s], "blocks": blocks[s]} for s in range(3)]
+    scoring = Scoring([0, 1, 2], [3, 3, 3], [], [], [])
+    plain = backend.step(attrs.evolve(make_batch(*rows), scoring=scoring))
+    rules = LogitProcessor(LogitRules(bias={200: 100.0}, frequency_penalty=2.0), prompts()[1], [])
+    processing = Processing([1], [rules], [2], lambda: [mask_of(allowed)])
+    drawn = backend.step(attrs.evolve(make_batch(*rows), scoring=scoring, processing=processing))
+    assert plain.token_ids == [text[0] for text in wanted()[:3]]
+    assert drawn.token_ids[:2] == [plain.token_ids[0], 200] and drawn.token_ids[2] in allowed
+    assert plain.scores is not None and drawn.scores is not None
+    assert drawn.scores.top_ids == plain.scores.top_ids and drawn.scores.top_logprobs == plain.scores.top_logprobs
+    assert drawn.scores.ranks[0] == 1 < drawn.scores.ranks[1]
+    # the next pass is fed what the rules drew
+    after = [{**row, "position": len(row["token_ids"]), "token_ids": [0], "carried": True} for row in rows]
+    fed = [
+        {**row, "token_ids": [token_id], "carried": False} for row, token_id in zip(after, drawn.token_ids, strict=True)
+    ]
+    assert backend.step(make_batch(*after)).token_ids == backend.step(make_batch(*fed)).token_ids
+
+
+def test_mask_without_a_token(backend: VllmBackend) -> None:
+    """It fails its row alone."""
+    blocks = tables(2, seed=30)
+    rows = [{"slot": s, "position": 0, "token_ids": prompts()[s], "blocks": blocks[s]} for s in range(2)]
+    processing = Processing([], [], [0], lambda: [mask_of(set())])
+    drawn = backend.step(attrs.evolve(make_batch(*rows), processing=processing))
+    assert processing.failures == {0: NONE_LEFT} and drawn.broken_rows == []
+    assert drawn.token_ids[1] == wanted()[1][0]
+
+
+def test_prompt_scores(backend: VllmBackend) -> None:
+    """Scores of a prompt's tokens and of the first output are near the reference's, whatever the row's place."""
+    blocks = tables(2, seed=31)
+    prompt = prompts()[2]
+    rows = [
+        {"slot": 4, "position": 0, "token_ids": prompts()[0][:50], "blocks": blocks[0]},
+        {"slot": 0, "position": 0, "token_ids": prompt, "blocks": blocks[1]},
+    ]
+    at = range(50, 50 + len(prompt) - 1)
+    scoring = Scoring([1], [2], list(at), prompt[1:], [2] * len(at))
+    batch = attrs.evolve(make_batch(*rows), scoring=scoring)
+    theirs = ReferenceBackend(backend_config(DEMO, block_size=SIZE, num_blocks=160)).step(batch)
+    # the runner has the second row first if it knows a request there already
+    for _ in range(2):
+        ours = backend.step(batch)
+        assert ours.prompt_scores is not None and theirs.prompt_scores is not None
+        assert ours.prompt_scores.token_ids == prompt[1:] and len(ours.prompt_scores.top_ids[0]) == 2
+        difference = np.abs(np.subtract(ours.prompt_scores.logprobs, theirs.prompt_scores.logprobs))
+        assert np.median(difference) < 0.02 and np.quantile(difference, 0.9) < 0.2
+        assert ours.scores is not None and ours.scores.token_ids == [wanted()[2][0]]
+        backend.step(make_batch({**rows[1], "token_ids": prompt[:3]}))
+
+
+def test_broken_row(backend: VllmBackend) -> None:
+    """NaN in one sequence's KV breaks its row alone, and nothing of it is left for who gets the block next."""
+    first, second = tables(2, seed=32)
+    for slot, blocks in ((0, first), (1, second)):
+        backend.step(make_batch({"slot": slot, "position": 0, "token_ids": prompts()[slot], "blocks": blocks}))
+    host = backend.allocate_on_host(1)
+    np.frombuffer(host, np.uint16)[:] = 0x7FC0  # NaN in bfloat16
+    backend.write_blocks(first[:1], host)
+    both = [
+        {"slot": s, "position": len(prompts()[s]), "token_ids": [0], "carried": True, "blocks": blocks}
+        for s, blocks in ((0, first), (1, second))
+    ]
+    drawn = backend.step(make_batch(*both))
+    assert drawn.broken_rows == [0] and drawn.token_ids[1] == wanted()[1][1]
+    assert generate(backend, prompts()[0], first)[0] == wanted()[0]
+
+
+def test_unwritten_slots_are_never_read(backend: VllmBackend) -> None:
+    """A sequence in blocks full of NaN says what it says in others."""
+    (blocks,) = tables(1, seed=33)
+    backend.blocks.fill(float("nan"), torch.bfloat16)
+    assert generate(backend, prompts()[0], blocks, chunk=48)[0] == wanted()[0]
+
+
+def test_blocks_by_way_of_the_host(backend: VllmBackend) -> None:
+    """What is read from blocks and written to others is as good as computed there; other sizes are refused."""
+    first, second = tables(2, seed=34)
+    generate(backend, prompts()[0], first)
+    shared = num_shared()
+    host = backend.allocate_on_host(shared)
+    backend.read_blocks(first[:shared], host)
+    backend.blocks.fill(float("nan"), torch.bfloat16)
+    backend.write_blocks(second[:shared], host)
+    assert generate(backend, prompts()[1], second, start=shared * SIZE)[0] == wanted()[1]
+    for blocks in ([], [1] * (shared + 1)):
+        with pytest.raises(ValueError, match="blocks of"):
+            backend.read_blocks(blocks, host)
+
+
+def test_end_of_the_context(backend: VllmBackend) -> None:
+    """A prompt may be as long as the context, where nothing is drawn; one token shorter, one is."""
+    length = backend.memory_plan.max_model_len
+    blocks = scattered_blocks(-(-length // SIZE), seed=35)
+    tokens = (prompts()[0] * 8)[:length]
+    whole = make_batch({"position": 0, "token_ids": tokens, "blocks": blocks, "samples": False})
+    assert backend.step(whole) == Drawn([], [])
+    shorter = make_batch({"position": length - 2, "token_ids": tokens[length - 2 : -1], "blocks": blocks})
+    assert len(backend.step(shorter).token_ids) == 1
+
+
+def test_capabilities(backend: VllmBackend) -> None:
+    """What the server says of it: not invariant, and with vLLM's version in what determines its numbers."""
+    found = backend.capabilities
+    assert (found.name, found.determinism, found.dtype, found.weights) == ("vllm", "fast", "bfloat16", "bfloat16")
+    assert found.library is not None and found.library.startswith("vllm 0.32.")
+    assert backend.memory_plan.num_blocks == 160 and backend.memory_plan.block_bytes == backend.blocks.num_bytes

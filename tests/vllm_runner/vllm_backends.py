@@ -1,0 +1,53 @@
+"""Backends that drive an installed vLLM, for the tests here, and the marker for tests that need one."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
+from quipu.kernels.vllm_runner.vllm_settings import check_installed
+from tests.kernels.kernel_checkpoints import backend_config
+
+
+def _missing_reason() -> str:
+    try:
+        check_installed()
+    except ValueError as error:
+        return f"{error}; `make test-vllm` installs it"
+    return ""
+
+
+MISSING = _missing_reason()
+"""Why vLLM cannot be tested here; empty if it can."""
+needs_vllm = [
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),  # an optional dependency of gigabytes
+    pytest.mark.filterwarnings("ignore"),  # those of vLLM and its dependencies
+    pytest.mark.timeout(300),
+]
+"""The marks of a module whose tests need vLLM."""
+SIZE = 32
+"""Tokens in a block: the least that vLLM's attention takes on CPUs."""
+_backends: dict[tuple[Any, ...], VllmBackend] = {}
+
+
+def open_backend(model: Path, **changes: Any) -> VllmBackend:
+    """Load a model, or return the backend that has loaded it with the same settings, if it is still the last one.
+
+    vLLM's process groups are those of one model.
+    """
+    key = (model, *sorted(changes.items()))
+    if key not in _backends:
+        close_all()
+        with warnings.catch_warnings(action="ignore"):
+            _backends[key] = VllmBackend(backend_config(model, **{"block_size": SIZE, "num_blocks": 160, **changes}))
+    return _backends[key]
+
+
+def close_all() -> None:
+    """Close the backends that are open."""
+    while _backends:
+        _backends.popitem()[1].close()
