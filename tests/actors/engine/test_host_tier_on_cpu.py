@@ -16,6 +16,7 @@ from quipu.actors.messages.scheduler import Submit
 from quipu.actors.shared.block_keys import chain_keys
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.prompts import prompt_of
+from tests.runtimes import eventually
 from tests.tiny import TINY
 
 SIZE = 16
@@ -53,6 +54,13 @@ async def serve(engine: Engine, reports: Channel[EngineNews], prompts: list[list
     return list(answers.values())
 
 
+async def wait_for_stores(engine: Engine) -> None:
+    """Wait until no store is in progress: on a busy machine, blocks would be evicted before they are copied."""
+    host = engine.block_manager.host
+    if host is not None:
+        await eventually(lambda: host._store is None, "the stores are over", within_s=60)  # noqa: SLF001 (not public)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 async def test_same_tokens_from_the_host(kv_cache_dtype: str) -> None:
     """With a cache that holds four of five prompts, each answer is that of an engine whose cache holds all."""
@@ -79,6 +87,7 @@ async def test_same_tokens_from_the_host(kv_cache_dtype: str) -> None:
                     beside = PROMPTS[index % 2 :: 2]
                     for prompts in ([beside[0]], beside[1:], PROMPTS[:2]):
                         answers += await serve(engine, reports, prompts, 1 + len(answers))
+                        await wait_for_stores(engine)
                         check_manager(engine.block_manager)
                 nursery.cancel_scope.cancel()
         engine.executor.close()
