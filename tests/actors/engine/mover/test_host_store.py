@@ -28,7 +28,7 @@ KEYS = [bytes([index]) * 32 for index in range(NUM_BLOCKS)]
 
 
 class Memory(FakeBackend):
-    """A backend whose blocks hold their own numbers, and that calls `during` while it copies."""
+    """A backend whose blocks hold their own numbers, and that calls `before` and `during` when it copies."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -44,9 +44,11 @@ class Memory(FakeBackend):
             )
         )
         self._slots = [[block] * SIZE for block in range(NUM_BLOCKS)]
+        self.before: Callable[[], object] = bool
         self.during: Callable[[], object] = bool
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
+        self.before()
         super().read_blocks(blocks, to)
         self.during()
 
@@ -156,7 +158,7 @@ def test_stores_beside_a_writer() -> None:
     memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
     plan, store = memory.memory_plan, store_over(memory, tags)
     blocks = list(range(1, 9))
-    done = threading.Event()
+    done, written = threading.Event(), threading.Event()
 
     def write() -> None:
         version = 0
@@ -165,11 +167,20 @@ def test_stores_beside_a_writer() -> None:
             for block in blocks:
                 tags.forget([block])
                 memory.write_halves(block, version)
+                written.set()
                 tags.set_loaded([block], [version.to_bytes(32, "big")])
 
     writer = threading.Thread(target=write)
     writer.start()
     num_carried = num_stored = 0
+
+    def let_write() -> None:
+        """Let the writer go on before some of the copies, even if it would not be scheduled."""
+        if num_carried % 10 == 0:
+            written.clear()
+            assert written.wait(60)
+
+    memory.before = let_write
     deadline_s = time.monotonic() + 60
     try:
         while num_carried < 300 or num_stored < 100:
