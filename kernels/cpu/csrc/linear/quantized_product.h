@@ -35,6 +35,11 @@ struct Sums {
 constexpr int64_t kCodesAhead = 4096;  // bytes of codes to prefetch ahead; twice as many where rows are multiplied in between
 constexpr int kPanelsTogether = kLanes == 8 ? 2 : 4;  // whose codes are in registers at a time, beside the sums of all
 
+// Whether MR rows take at most 8 products per line of codes, so that they mostly wait for memory. Then lines are prefetched into
+// the second-level cache, since the first one can wait for too few at a time; with more products, for its latency.
+template <class C, int MR>
+constexpr bool is_reading = kLanes == 16 && MR * 64 * C::kUnits <= 8 * C::kBytes;
+
 // Calls go with each index below N, known to the compiler.
 template <int N, class F, int i = 0>
 inline __attribute__((always_inline)) void for_each_unit(F go) {
@@ -77,7 +82,10 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                 decltype(codes.load(at)) raw[kTogether];
                 UNROLL for (int n = 0; n < kTogether; n++) {
                     const uint8_t* p = at + (done + n) * panel_stride;
-                    for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(p + kCodesAhead + line);
+                    for (int line = 0; line < 2 * C::kBytes; line += 64) {
+                        if constexpr (is_reading<C, MR>) prefetch(p + kCodesAhead + line);
+                        else prefetch_first(p + kCodesAhead + line);
+                    }
                     raw[n] = codes.load(p);
                 }
                 for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {

@@ -48,7 +48,8 @@ public:
 
 private:
     static constexpr int64_t kRows = 8;     // in registers: 8 x 2 sums, enough to hide the latency of additions
-    static constexpr int64_t kAhead = 4096; // bytes of weights to prefetch ahead
+    // Bytes of weights to prefetch ahead, into the second-level cache: the first one can wait for too few lines at a time.
+    static constexpr int64_t kAhead = 4096;
 
     template <int MR, int64_t kStep>
     __attribute__((noinline)) static void add_rows(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t num_k, bool fresh,
@@ -59,8 +60,8 @@ private:
         for (int64_t k = 0; k < num_k; k += 2) {
             const bf16 *first = panel.at_first(k), *second = panel.at_second(k);
             if (kStep == kPacked) {
-                _mm_prefetch(reinterpret_cast<const char*>(first) + kAhead, _MM_HINT_T0);
-                _mm_prefetch(reinterpret_cast<const char*>(second) + kAhead, _MM_HINT_T0);
+                prefetch(reinterpret_cast<const char*>(first) + kAhead);
+                prefetch(reinterpret_cast<const char*>(second) + kAhead);
             }
             __m512i right[2] = {_mm512_loadu_si512(first), _mm512_loadu_si512(second)};
             UNROLL for (int m = 0; m < MR; m++) {
