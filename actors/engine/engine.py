@@ -177,6 +177,7 @@ class Engine:
             numerics=numerics_of(capabilities),
             weights=capabilities.weights,
             activations=capabilities.activations,
+            library=capabilities.library,
         )
 
 

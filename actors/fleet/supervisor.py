@@ -167,7 +167,7 @@ class EngineLink:
 def _arithmetic(engine: PooledEngine, ready: EngineReady) -> str:
     weights = ready.weights and f"weights {ready.weights}"
     kv = None if ready.kv_cache_dtype in (None, ready.dtype) else f"{ready.kv_cache_dtype} KV"
-    parts = (ready.backend, ready.dtype, weights, kv, ready.instruction_set, ready.determinism)
+    parts = (ready.backend, ready.library, ready.dtype, weights, kv, ready.instruction_set, ready.determinism)
     return f"engine {engine.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
 
 

@@ -47,6 +47,7 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
         engine = info["engine"]
         assert (engine["backend"], engine["num_threads"], engine["dtype"]) == ("cpu", 1, "bfloat16")
         assert engine["instruction_set"]
+        assert engine["library"] is None
         assert engine["weights_bytes"] > (TINY / "model.safetensors").stat().st_size * 0.99
         # this backend has nothing faster than strict, and reports what it runs
         assert (engine["determinism"], info["settings"]["determinism"]) == ("strict", "fast")

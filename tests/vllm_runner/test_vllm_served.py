@@ -42,6 +42,7 @@ def test_chat(tmp_path: Path) -> None:
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == first.choices[0].message.content
     assert (info["engine"]["backend"], info["engine"]["determinism"]) == ("vllm", "fast")
+    assert info["engine"]["library"].startswith("vllm 0.32.")
     assert metrics["usage_disputed_total"] == 0
 
 

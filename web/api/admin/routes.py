@@ -114,6 +114,7 @@ def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
         return None
     return {
         "backend": engine.backend,
+        "library": engine.library,
         "instruction_set": engine.instruction_set,
         "dtype": engine.dtype,
         "weights": engine.weights,
