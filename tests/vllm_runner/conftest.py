@@ -1,4 +1,4 @@
-"""Tests of `--executor vllm`: without vLLM only those that need none of it; `make test-vllm` runs all of them."""
+"""Tests of `--executor vllm`. `make test` collects those that need no vLLM, `make test-vllm` all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.kernel_checkpoints import make_checkpoint
-from tests.vllm_runner.vllm_backends import close_all
+from tests.vllm_runner.vllm_backends import MISSING, close_all
+
+collect_ignore = [f"test_vllm_{part}.py" for part in ("backend", "engine", "models", "served")] if MISSING else []
 
 
 @pytest.fixture(scope="session")

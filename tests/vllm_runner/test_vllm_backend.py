@@ -25,9 +25,9 @@ from quipu.kernels.step_errors import RunnerDiverged
 from quipu.kernels.step_types import LogitRules
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, scattered_blocks
-from tests.vllm_runner.vllm_backends import SIZE, needs_vllm, open_backend
+from tests.vllm_runner.vllm_backends import SIZE, open_backend, vllm_marks
 
-pytestmark = needs_vllm
+pytestmark = vllm_marks
 
 NUM_OUTPUTS = 24
 VOCAB_SIZE = 3072

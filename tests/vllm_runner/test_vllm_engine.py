@@ -22,9 +22,9 @@ from tests.prompts import prompt_of
 from tests.runtimes import Client, value_of
 from tests.tiny import TINY
 from tests.vllm_runner.test_vllm_backend import prompts
-from tests.vllm_runner.vllm_backends import SIZE, needs_vllm
+from tests.vllm_runner.vllm_backends import SIZE, vllm_marks
 
-pytestmark = needs_vllm
+pytestmark = vllm_marks
 
 
 @asynccontextmanager

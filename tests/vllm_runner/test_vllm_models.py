@@ -23,9 +23,9 @@ from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
 from tests.kernels.oracles import TOLERANCES, differences
-from tests.vllm_runner.vllm_backends import SIZE, needs_vllm, open_backend
+from tests.vllm_runner.vllm_backends import SIZE, open_backend, vllm_marks
 
-pytestmark = needs_vllm
+pytestmark = vllm_marks
 
 VOCAB_SIZE = 320
 LENGTH = 200

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from quipu.actors.shared.checkpoint import DEMO
 from tests.e2e.servers import run_quipu, serving
-from tests.vllm_runner.vllm_backends import needs_vllm
+from tests.vllm_runner.vllm_backends import vllm_marks
 
-pytestmark = needs_vllm
+pytestmark = vllm_marks
 
 FLAGS = (
     str(DEMO),

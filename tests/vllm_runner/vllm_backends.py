@@ -1,4 +1,4 @@
-"""Backends that drive an installed vLLM, for the tests here, and the marker for tests that need one."""
+"""Backends that drive an installed vLLM, for the tests here, and the marks of tests that do."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ def _missing_reason() -> str:
     try:
         check_installed()
     except ValueError as error:
-        return f"{error}; `make test-vllm` installs it"
+        return str(error)
     return ""
 
 
 MISSING = _missing_reason()
 """Why vLLM cannot be tested here; empty if it can."""
-needs_vllm = [
-    pytest.mark.skipif(bool(MISSING), reason=MISSING),  # an optional dependency of gigabytes
+vllm_marks = [
     pytest.mark.filterwarnings("ignore"),  # those of vLLM and its dependencies
     pytest.mark.timeout(300),
 ]
-"""The marks of a module whose tests need vLLM."""
+"""The marks of a module whose tests run vLLM."""
 SIZE = 32
 """Tokens in a block: the least that vLLM's attention takes on CPUs."""
 _backends: dict[tuple[Any, ...], VllmBackend] = {}
