@@ -16,16 +16,13 @@ import argparse
 import json
 import signal
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 
 import attrs
 
-from bench.peers.__main__ import QUICK, Load, render, run
-from bench.peers.checkpoint import make_checkpoint
-from bench.peers.servers import HOME, PEERS, ROOT, Peer, serve_quipu, serve_vllm
-from bench.shapes import TINY
+from bench.peers.__main__ import Load, compare_servers, render
+from bench.peers.servers import PEERS, ROOT, Peer, serve_quipu, serve_vllm
 
 BLOCK = ("--block-size", "32")
 QUIPU = ("--executor", "vllm", *BLOCK, "--kv-cache-memory", "2GiB")
@@ -57,14 +54,7 @@ def main() -> None:
         if not arguments.quick:
             sys.exit(f"vLLM is not installed for {arguments.python}: make test-vllm")
         peers = PEERS[:1]
-    if arguments.quick:
-        with tempfile.TemporaryDirectory() as folder:
-            model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)
-            report = run(peers, model, QUICK, 1, arguments.seed)
-    else:
-        model = make_checkpoint(arguments.checkpoint or HOME / "qwen3-0.6b-random")
-        load = Load(concurrencies=(1, 8, 32), longest_prompt=2048)
-        report = run(peers, model, load, arguments.rounds, arguments.seed)
+    report = compare_servers(peers, Load(concurrencies=(1, 8, 32), longest_prompt=2048), arguments)
     print(json.dumps(report) if arguments.json else render(report))
     if any("failed" in about for about in report["servers"].values()):
         sys.exit(1)

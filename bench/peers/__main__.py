@@ -216,6 +216,16 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def compare_servers(peers: Sequence[Peer], load: Load, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure servers with `load` on the checkpoint that the arguments name; with the tiny model for a quick run."""
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)
+            return run(peers, model, QUICK, 1, arguments.seed)
+    model = make_checkpoint(arguments.checkpoint or HOME / "qwen3-0.6b-random")
+    return run(peers, model, load, arguments.rounds, arguments.seed)
+
+
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise servers would outlive this process
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=(__doc__ or "").splitlines()[0])
@@ -239,14 +249,7 @@ def main() -> None:
             _log(f"{peer.name} is not installed: {peer.install}")
         elif peer.name in ("quipu", *arguments.peers):
             peers.append(peer)
-    if arguments.quick:
-        with tempfile.TemporaryDirectory() as folder:
-            model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)
-            report = run(peers, model, QUICK, 1, arguments.seed)
-    else:
-        model = make_checkpoint(arguments.checkpoint or HOME / "qwen3-0.6b-random")
-        load = Load(longest_prompt=arguments.longest_prompt)
-        report = run(peers, model, load, arguments.rounds, arguments.seed)
+    report = compare_servers(peers, Load(longest_prompt=arguments.longest_prompt), arguments)
     print(json.dumps(report) if arguments.json else render(report))
     if "failed" in report["servers"]["quipu"]:
         sys.exit(1)

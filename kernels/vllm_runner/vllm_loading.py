@@ -69,7 +69,7 @@ def load(config: BackendConfig) -> Loaded:
         arguments["gpu_memory_utilization"] = config.kv_memory.utilization / config.num_sharing
     try:
         vllm_config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:  # vLLM raises either for settings that it does not support
         raise ValueError(f"vLLM refuses this model or its settings: {error}") from error
     _check_supported(vllm_config, config)
     register_all_kvcache_specs(vllm_config)
@@ -154,7 +154,7 @@ def _allocate(executor: Any, vllm_config: Any, config: BackendConfig, runner: An
     vllm_config.model_config.max_model_len = plan.max_model_len
     try:
         kv_configs = get_kv_cache_configs(vllm_config, specs, [plan.num_blocks * block_bytes])
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError) as error:  # it raises the second for layers whose blocks differ in size
         raise ValueError(f"vLLM cannot lay out this model's KV cache: {error}") from error
     (kv_config,) = kv_configs
     if len(kv_config.kv_cache_groups) != 1:

@@ -1,6 +1,6 @@
 """Whether vLLM can run here, what of our settings it is given, and what it reads from the environment.
 
-`vllm_loading.py` asks in this order: `settle_environment`, `check_installed`, `engine_arguments`. vLLM is not imported.
+`vllm_loading.py` asks in this order: `check_installed`, `engine_arguments`, `settle_environment`. vLLM is not imported.
 
 What must always hold: a setting that vLLM would not honour as our other backends do is refused by its name; nothing is
 sent over a network, and no port is opened.

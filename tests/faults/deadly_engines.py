@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from unittest import mock
 
 import attrs
 import trio
@@ -22,6 +23,7 @@ from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepResult
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.text_workers.renderer import InlineRenderer
+from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials, FakeBackend
 from tests.grammars import EOS
 from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info
@@ -72,6 +74,33 @@ class Deaths:
 
         executor.run = run_or_die
         return executor
+
+
+@attrs.define
+class PassingFaults:
+    """Passes of a backend, and how many of them were made to raise."""
+
+    num_passes: int = 0
+    num_raised: int = 0
+
+
+@contextmanager
+def every_fourth_pass_raising(client: Client, when: str) -> Iterator[PassingFaults]:
+    """Make every fourth pass of the client's engine raise, `before` or `after` the backend has run it."""
+    backend, faults = client.engine.executor.backend, PassingFaults()
+    step = backend.step
+
+    def step_or_raise(batch: StepBatch) -> Drawn:
+        faults.num_passes += 1
+        if faults.num_passes % 4:
+            return step(batch)
+        faults.num_raised += 1
+        if when == "after":
+            step(batch)
+        raise RuntimeError("a passing fault")
+
+    with mock.patch.object(backend, "step", step_or_raise):
+        yield faults
 
 
 @attrs.frozen

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import trio
 
-from quipu.kernels.batch import Drawn, StepBatch
-from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
+from tests.faults.deadly_engines import Deaths, Output, ask, every_fourth_pass_raising, open_deadly, settle
 from tests.faults.test_resumed import CASES
 from tests.prompts import prompt_of
 from tests.runtimes import Client, value_of
@@ -37,24 +35,11 @@ async def test_every_fourth_pass_raises(case: str, when: str) -> None:
     async with open_deadly(Deaths(), executor="cpu") as client:
         undisturbed = await answers(client, CASES[case])
     async with open_deadly(Deaths(), executor="cpu") as client:
-        backend = client.engine.executor.backend
-        step, num_passes, num_raised = backend.step, 0, 0
-
-        def step_or_raise(batch: StepBatch) -> Drawn:
-            nonlocal num_passes, num_raised
-            num_passes += 1
-            if num_passes % 4:
-                return step(batch)
-            num_raised += 1
-            if when == "after":
-                step(batch)
-            raise RuntimeError("a passing fault")
-
-        with mock.patch.object(backend, "step", step_or_raise):
+        with every_fourth_pass_raising(client, when) as faults:
             disturbed = await answers(client, CASES[case])
         await settle(client)
         assert value_of(client.runtime.metrics.usage_disputed) == 0
-    assert num_raised >= 3
+    assert faults.num_raised >= 3
     for ours, theirs in zip(disturbed, undisturbed, strict=True):
         assert ours.error is None
         assert (ours.texts, ours.token_ids, ours.scores) == (theirs.texts, theirs.token_ids, theirs.scores)

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import trio
 
 from quipu.actors.shared.checkpoint import DEMO
-from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.step_types import LogitRules
-from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
+from tests.faults.deadly_engines import Deaths, Output, ask, every_fourth_pass_raising, open_deadly, settle
 from tests.grammars import EOS, PERSON, UNION, accepts, check_person, check_union, schema
 from tests.prompts import prompt_of
 from tests.runtimes import Client, value_of
@@ -108,24 +106,11 @@ async def test_every_fourth_pass_raises(when: str) -> None:
     async with open_vllm() as client:
         undisturbed = await beside(client, prompts()[:3], **fields)
     async with open_vllm() as client:
-        backend = client.engine.executor.backend
-        step, num_passes, num_raised = backend.step, 0, 0
-
-        def step_or_raise(batch: StepBatch) -> Drawn:
-            nonlocal num_passes, num_raised
-            num_passes += 1
-            if num_passes % 4:
-                return step(batch)
-            num_raised += 1
-            if when == "after":
-                step(batch)
-            raise RuntimeError("a passing fault")
-
-        with mock.patch.object(backend, "step", step_or_raise):
+        with every_fourth_pass_raising(client, when) as faults:
             disturbed = await beside(client, prompts()[:3], **fields)
         await settle(client)
         assert value_of(client.runtime.metrics.usage_disputed) == 0
-    assert num_raised >= 3
+    assert faults.num_raised >= 3
     assert [o.token_ids for o in disturbed] == [o.token_ids for o in undisturbed]
     assert all(o.record.recomputed_tokens == 0 and o.record.fault is None for o in disturbed)
 

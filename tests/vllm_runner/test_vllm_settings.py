@@ -13,7 +13,6 @@ from quipu.kernels.load import load_backend
 from quipu.kernels.vllm_runner.vllm_settings import check_installed, engine_arguments
 from tests.kernels.kernel_checkpoints import backend_config
 from tests.tiny import TINY
-from tests.vllm_runner.vllm_backends import MISSING
 
 
 def versions(**installed: str) -> Any:
@@ -46,9 +45,9 @@ def test_missing_is_said() -> None:
         check_installed(versions())
 
 
-@pytest.mark.skipif(not MISSING, reason="vLLM is installed")
-def test_load_without_vllm() -> None:
+def test_load_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--executor vllm` ends with that message where vLLM is not installed."""
+    monkeypatch.setattr("quipu.kernels.vllm_runner.vllm_loading.check_installed", lambda: check_installed(versions()))
     with pytest.raises(ValueError, match="the vllm executor needs vLLM"):
         load_backend("vllm", backend_config(TINY))
 
