@@ -120,6 +120,10 @@ class BackendConfig:
 class LaunchedPass(Protocol):
     """A pass that has been handed to the device."""
 
+    def is_over(self) -> bool:
+        """Return, without waiting, whether `collect` would not wait."""
+        ...
+
     def collect(self) -> Drawn:
         """Wait for the pass and return what it drew. Must be called once."""
         ...
@@ -130,6 +134,9 @@ class FinishedPass:
     """A pass that was over when it was launched."""
 
     drawn: Drawn
+
+    def is_over(self) -> bool:
+        return True
 
     def collect(self) -> Drawn:
         return self.drawn
@@ -161,7 +168,8 @@ class Backend(Protocol):
     def launch(self, batch: StepBatch) -> LaunchedPass:
         """Begin one pass: write KV for every token, draw for every row with `samples`, score what `scoring` names.
 
-        May return before the pass is over. Until it is collected, nobody changes what the batch refers to.
+        May return before the pass is over; then another may be launched behind it, if that neither scores nor changes
+        logits. Until a pass is collected, nobody changes what its batch refers to.
         """
         ...
 

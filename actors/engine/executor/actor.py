@@ -1,7 +1,8 @@
-"""The executor: runs one forward pass at a time, in a thread of its own.
+"""The executor: runs forward passes in order, in a thread of its own.
 
 Receives `StepPlan` from the scheduler and answers each with `StepDone`, `StepFailed` or `StepDropped`, in order. The
-passes themselves are in `step_runner.py`. A `Barrier` from the mover is answered in its turn.
+passes themselves are in `step_runner.py`, the thread's loop in `plan_queue.py`. A `Barrier` from the mover is answered
+in its turn.
 
 What must always hold: only one thread runs passes; the event loop never waits for a pass.
 """
@@ -21,6 +22,7 @@ from ...messages.executor import Barrier, ExecutorMessage
 from ...messages.mover import BarrierPassed
 from ...messages.scheduler import StepResult
 from ...threads import run_in_thread
+from .plan_queue import PlanQueue, run_plans
 from .step_runner import Executor
 
 PassBarrier = Callable[[Barrier], None]
@@ -86,26 +88,19 @@ async def _run_in_thread(
     executor: Executor, inbox: Receiver[ExecutorMessage], results: Poster[StepResult], pass_barrier: PassBarrier
 ) -> None:
     """Run plans in a thread, which starts the next one as soon as it has finished one."""
-    work: queue.SimpleQueue[ExecutorMessage | None] = queue.SimpleQueue()
+    work: PlanQueue = queue.SimpleQueue()
     token = trio.lowlevel.current_trio_token()
     crashed: list[BaseException] = []
     crash_seen = trio.Event()
 
-    def next_plan() -> ExecutorMessage | None:
-        while work.empty() and executor.while_idle():
-            pass
-        return work.get()
-
     def serve() -> None:
         try:
-            while (plan := next_plan()) is not None:
-                if isinstance(plan, Barrier):
-                    token.run_sync_soon(pass_barrier, plan)
-                    continue
-                executor.begin(plan)
-                result = executor.run(plan)
-                executor.end()
-                token.run_sync_soon(results.post, result)
+            run_plans(
+                executor,
+                work,
+                answer=lambda result: token.run_sync_soon(results.post, result),
+                pass_barrier=lambda barrier: token.run_sync_soon(pass_barrier, barrier),
+            )
         except trio.RunFinishedError:
             pass  # the loop has ended, and with it every reader of the result
         except BaseException as error:

@@ -58,7 +58,7 @@ def make_batch(
         block_tables=[state.table for state in states],
         samples=rows.samples,
         sampling=[state.row_sampling for state in states],
-        output_position=[state.num_outputs for state in states],
+        output_position=rows.num_outputs,
         most_tokens=_most_tokens(rows),
         scoring=_make_scoring(rows, query_start) if some_are_scored or rows.to_score else None,
         processing=_make_processing(rows, masks) if some_have_rules else None,

@@ -10,7 +10,7 @@ overwritten gets a new `Tag`, so the same tag before and after a copy proves tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import attrs
 
@@ -64,14 +64,28 @@ class BlockTags:
 
     def clear(self, states: Sequence[SequenceState], starts: Sequence[int], ends: Sequence[int]) -> None:
         """Remove the tags of the blocks that rows are about to write, each from position `start` to `end`."""
-        size, tags = self._block_size, self._tags
-        for state, start, end in zip(states, starts, ends, strict=True):
-            table = state.table
-            for index in range(start // size, -(-end // size)):
-                tags[table[index]] = None
+        self.forget(self.written_by(states, starts, ends))
 
-    def write(self, states: Sequence[SequenceState], starts: Sequence[int], ends: Sequence[int]) -> None:
-        """Tag the blocks that rows have written, each from position `start` to `end`."""
+    def written_by(self, states: Sequence[SequenceState], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+        """Return the blocks that rows write, each from position `start` to `end`."""
+        size = self._block_size
+        return [
+            state.table[index]
+            for state, start, end in zip(states, starts, ends, strict=True)
+            for index in range(start // size, -(-end // size))
+        ]
+
+    def write(
+        self,
+        states: Sequence[SequenceState],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        but: Container[int] = frozenset(),
+    ) -> None:
+        """Tag the blocks that rows have written, each from position `start` to `end`.
+
+        `but`: blocks that a later pass, already launched, is writing.
+        """
         size, tags = self._block_size, self._tags
         for state, start, end in zip(states, starts, ends, strict=True):
             table, keys = state.table, state.keys
@@ -80,6 +94,7 @@ class BlockTags:
             if num_full > num_keyed:
                 keys += chain_keys(keys[-1], state.tokens[num_keyed * size : num_full * size], size)
             for index in range(start // size, num_full):
-                tags[table[index]] = Tag(keys[index + 1], size)
-            if end % size:
+                if table[index] not in but:
+                    tags[table[index]] = Tag(keys[index + 1], size)
+            if end % size and table[num_full] not in but:
                 tags[table[num_full]] = Tag(None, end % size)

@@ -44,12 +44,26 @@ class StepRows:
     """Whether each feeds its last sampled token from the device."""
     chunks_before: list[tuple[int, int]]
     """First position of each chunk, and the tokens its sequence had. A row that continues had one after the first."""
+    num_outputs: list[int]
+    """Outputs that each sequence has drawn before, that of a running pass included."""
 
     @classmethod
-    def of(cls, plan: StepPlan, states: Sequence[SequenceState], uncarried: set[int]) -> StepRows:
-        """Resolve a plan's rows. `uncarried`: sequences whose last token has to be fed from the host."""
+    def of(
+        cls, plan: StepPlan, states: Sequence[SequenceState], uncarried: set[int], running: StepRows | None = None
+    ) -> StepRows:
+        """Resolve a plan's rows.
+
+        `uncarried`: sequences whose last token has to be fed from the host. `running`: rows of a pass that was launched
+        and not collected, which yield one token each where they sample.
+        """
         num_going_on, most = plan.num_going_on, plan.most_positions
         starts = [state.num_computed for state in states[:num_going_on]]
+        num_outputs = [state.num_outputs for state in states]
+        if running is not None:
+            after = dict(zip(running.ids, zip(running.ends, running.samples, strict=True), strict=True))
+            for row, (sequence_id, start) in enumerate(zip(plan.row_ids, starts, strict=False)):
+                starts[row], draws = after.get(sequence_id, (start, False))
+                num_outputs[row] += draws
         if most == 1:
             ends = [start + 1 for start in starts]
         else:
@@ -68,7 +82,9 @@ class StepRows:
             samples.append(end == len(state.tokens) < state.max_len)
             carried.append(False)
         chunks = [(s, len(state.tokens)) for s, state in zip(plan.chunk_starts, states[num_going_on:], strict=True)]
-        return cls(plan.row_ids, list(states), starts, ends, samples, num_going_on, plan.to_score, carried, chunks)
+        return cls(
+            plan.row_ids, list(states), starts, ends, samples, num_going_on, plan.to_score, carried, chunks, num_outputs
+        )
 
     def skip(self, copies: Mapping[int, BlockCopy]) -> None:
         """Exclude copied tokens from the rows. `copies` are by sequence."""

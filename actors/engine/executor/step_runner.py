@@ -9,6 +9,9 @@ and the number of filled slots. At the first step of an admission, only granted 
 so a wrong or stale grant is detected. If another block already contains a prompt's last block, only the last token is
 computed: the block is *copied* if its tag agrees; otherwise all its tokens are computed.
 
+A plan is run in two parts, `launch` and `finish`, between which the next one may be launched (`launched_step.py`,
+`plan_queue.py`).
+
 What must always hold: a plan whose generation has failed is not run; a pass that raises leaves every sequence as it was
 before, and the blocks that it would have written without tags; a position whose token is not kept has no tag and is in
 no span.
@@ -35,6 +38,7 @@ from ...shared.step_record import StepRecord
 from .batch_builder import is_special, make_batch, payloads_of, tokens_by_row
 from .block_tags import BlockTags
 from .grammars import MaskMaker, NoMasks
+from .launched_step import LaunchedStep
 from .sequence_state import SequenceState, changes_logits
 from .step_rows import BlockCopy, StepRows
 
@@ -50,7 +54,7 @@ class RunningStep:
 
 
 class Executor:
-    """Runs plans one at a time."""
+    """Runs plans in order."""
 
     def __init__(self, backend: Backend, *, max_num_seqs: int, masks: MaskMaker | None = None) -> None:
         """Without `masks`, sequences whose output has to match a grammar fail."""
@@ -102,6 +106,14 @@ class Executor:
         if self.record is not None:
             self.record.begin(plan.row_ids)
 
+    def begin_behind(self, plan: StepPlan) -> None:
+        """Note that a plan is about to be launched behind the running step: if that ends this process, either did."""
+        if self.running_step is not None:
+            ids = list({*self.running_step.sequence_ids, *plan.row_ids})
+            self.running_step = attrs.evolve(self.running_step, sequence_ids=ids)
+            if self.record is not None:
+                self.record.begin(ids)
+
     def end(self) -> None:
         self.running_step = None
         if self.record is not None:
@@ -124,63 +136,112 @@ class Executor:
 
         An error is raised instead if the device is lost: then no later pass can succeed in this process.
         """
-        for sequence_id in plan.released_ids:
-            self._release(sequence_id)
+        return self.finish(self.launch(plan))
+
+    def may_follow(self, step: LaunchedStep, plan: StepPlan) -> bool:
+        """Return whether a plan may be launched behind this step, before its tokens are known."""
+        return step.may_precede(plan, self._sequences)
+
+    def launch(self, plan: StepPlan, behind: LaunchedStep | None = None) -> LaunchedStep:
+        """Begin a plan, as `run` does; `finish` must follow. `behind`: the step that is running, if `may_follow`."""
+        if behind is None:
+            self._release_all(plan)
+        step = LaunchedStep(plan)
         if plan.generation <= self._failed_generation:
-            return StepDropped(plan.step, plan.generation)
-        started = time.perf_counter()
-        rows = self._begin(plan)
+            return step
+        step.rows = self._begin(plan, None if behind is None else behind.rows)
         try:
-            return self._run_pass(plan, rows, started)
+            self._launch_pass(step, step.rows)
+        except Exception as error:
+            if self.is_fatal(error):
+                raise
+            step.error = error
+        return step
+
+    def finish(self, step: LaunchedStep, following: LaunchedStep | None = None) -> StepResult:
+        """Wait for a step and return its result. `following`: what was launched behind it, to be finished next."""
+        plan, rows = step.plan, step.rows
+        if rows is None:
+            return StepDropped(plan.step, plan.generation)
+        try:
+            return self._complete(step, rows, following)
         except Exception as error:
             if self.is_fatal(error):
                 raise
             self._failed_generation = plan.generation
+            if following is not None:
+                self._drop(following)
             self._take_back(plan, rows)
             reason = f"{type(error).__name__}: {error}"
             return StepFailed(plan.step, plan.generation, reason, out_of_memory=is_out_of_memory(error))
+        finally:
+            if following is not None:
+                # not before: the step that ran may have had rows of these sequences
+                self._release_all(following.plan)
+                following.started = time.perf_counter()
 
-    def _begin(self, plan: StepPlan) -> StepRows:
+    def _begin(self, plan: StepPlan, running: StepRows | None) -> StepRows:
         """Apply a plan's changes and resolve its rows."""
         sequences = self._sequences
         for admit in plan.admitted:
             self._admit(admit)
         for sequence_id, blocks in plan.new_blocks.items():
             sequences[sequence_id].table += blocks
-        return StepRows.of(plan, [sequences[sequence_id] for sequence_id in plan.row_ids], self._uncarried)
+        return StepRows.of(plan, [sequences[sequence_id] for sequence_id in plan.row_ids], self._uncarried, running)
 
     def _take_back(self, plan: StepPlan, rows: StepRows) -> None:
         """Undo `_begin` and the effects of the pass, except for sampled tokens on the device."""
-        for sequence_id, blocks in plan.new_blocks.items():
-            table = self._sequences[sequence_id].table
-            del table[len(table) - len(blocks) :]
+        self._take_back_blocks(plan)
         rows.take_back(self._block_size)
         for admit in plan.admitted:
             self._release(admit.sequence_id)
         self._uncarried = set(self._sequences)
 
-    def _run_pass(self, plan: StepPlan, rows: StepRows, started: float) -> StepDone:
+    def _take_back_blocks(self, plan: StepPlan) -> None:
+        for sequence_id, blocks in plan.new_blocks.items():
+            table = self._sequences[sequence_id].table
+            del table[len(table) - len(blocks) :]
+
+    def _drop(self, following: LaunchedStep) -> None:
+        """Take back a step that was launched behind one that has failed. Its pass has computed nothing of use."""
+        if following.running is not None:
+            try:
+                following.running.collect()
+            except Exception as error:
+                if self.is_fatal(error):
+                    raise
+        if following.rows is not None:
+            self._take_back_blocks(following.plan)
+        following.rows = following.running = None
+
+    def _launch_pass(self, step: LaunchedStep, rows: StepRows) -> None:
+        plan = step.plan
         if self._uncarried:
             self._uncarried.difference_update(rows.ids)
-        read, copies = [], {}
         if plan.admitted:
-            read = [
+            step.read = [
                 self.tags.num_confirmed_tokens(self._sequences[admit.sequence_id].table, admit.keys)
                 for admit in plan.admitted
             ]
-            copies = self._confirm_copies(plan, rows, read)
-            rows.skip(copies)
-        self.tags.clear(rows.states, rows.starts, rows.ends)
-
-        batch = make_batch(
+            step.copies = self._confirm_copies(plan, rows, step.read)
+            rows.skip(step.copies)
+        step.writes = self.tags.written_by(rows.states, rows.starts, rows.ends)
+        self.tags.forget(step.writes)
+        step.batch = make_batch(
             rows,
             some_are_scored=self._num_scored > 0,
             some_have_rules=self._num_with_rules > 0,
             some_are_special=self._num_special > 0,
             masks=self._masks,
-            copies=[(copy.source, copy.destination) for copy in copies.values()],
+            copies=[(copy.source, copy.destination) for copy in step.copies.values()],
         )
-        drawn = self.backend.launch(batch).collect()
+        step.running = self.backend.launch(step.batch)
+
+    def _complete(self, step: LaunchedStep, rows: StepRows, following: LaunchedStep | None) -> StepDone:
+        """Collect a step's pass and record what it drew and wrote."""
+        if step.running is None or (batch := step.batch) is None:
+            raise step.error or RuntimeError("the pass was not launched")
+        drawn = step.running.collect()
         tokens = tokens_by_row(rows, batch, drawn)
         payloads = payloads_of(rows, batch, drawn, tokens)
         ends = rows.ends if batch.most_tokens is None else rows.kept_ends(tokens.by_row)
@@ -189,29 +250,10 @@ class Executor:
             for token_id in token_ids:
                 state.append_output(token_id)
         self._uncarried.update(rows.ids[row] for row in tokens.cut_rows)
-        self.tags.write(rows.states, rows.starts, ends)
+        self.tags.write(rows.states, rows.starts, ends, () if following is None else frozenset(following.writes))
         for state, end in zip(rows.states, ends, strict=True):
             state.num_computed = end
-        kept = tokens.without_failed()
-        return StepDone(
-            step=plan.step,
-            generation=plan.generation,
-            row_ids=rows.ids,
-            row_starts=rows.starts,
-            row_ends=ends,
-            token_ids=[token_id for token_ids in kept.values() for token_id in token_ids],
-            num_tokens=rows.num_tokens(kept),
-            read_ids=[admit.sequence_id for admit in plan.admitted],
-            read_tokens=read,
-            seconds=time.perf_counter() - started,
-            payloads=payloads,
-            failed_rows=list(tokens.failures),
-            failures=list(tokens.failures.values()),
-            broken_rows=drawn.broken_rows,
-            copied_tokens=[copies[a.sequence_id].num_tokens if a.sequence_id in copies else 0 for a in plan.admitted]
-            if copies
-            else [],
-        )
+        return step.done(rows, ends, tokens, payloads)
 
     def _confirm_copies(self, plan: StepPlan, rows: StepRows, read: list[int]) -> dict[int, BlockCopy]:
         """Return, by sequence, the copy sources whose tags match the contents that the row would compute.
@@ -236,6 +278,10 @@ class Executor:
         self._release(admit.sequence_id)
         self._count(admit.sampling, admit.kind, admit.adapter, 1)
         self._sequences[admit.sequence_id] = SequenceState.of(admit, self._free_slots.pop())
+
+    def _release_all(self, plan: StepPlan) -> None:
+        for sequence_id in plan.released_ids:
+            self._release(sequence_id)
 
     def _release(self, sequence_id: int) -> None:
         state = self._sequences.pop(sequence_id, None)

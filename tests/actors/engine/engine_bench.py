@@ -44,6 +44,8 @@ def num_positions(plan: StepPlan) -> int:
 
 
 class EngineBench(ReportedSequences):
+    backend_type: type[FakeBackend] = FakeBackend
+
     def __init__(
         self,
         limits: SchedulerConfig,
@@ -72,7 +74,7 @@ class EngineBench(ReportedSequences):
         )
         self.now = 0.0
         """The time by which pins, and a lowered token budget, expire."""
-        backend = FakeBackend(
+        backend = self.backend_type(
             BackendConfig(
                 model_path=Path(),
                 dtype="auto",

@@ -8,6 +8,7 @@ preempt and resume change neither output nor cached      TestEngine: at every ru
 no preemption for worse rank                             TestEngine: at every grant, and below for every alignment
 a rejoin drops sequences and keeps committed blocks      TestEngine: `EngineBench.rejoin`, anywhere
 positions that are not kept count nowhere                all, with a backend that yields several tokens a row
+steps sent ahead change nothing                          TestAhead: everything above
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from quipu.actors.engine.scheduler.waiting import Policy
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl
 from quipu.actors.messages.scheduler import StepResult
 from quipu.kernels.fake import Dials
+from tests.actors.engine.ahead_bench import AheadBench
 from tests.actors.engine.engine_bench import EngineBench
 from tests.actors.engine.reported_sequences import Submission
 
@@ -373,7 +375,15 @@ def test_no_preemption_for_worse_rank(policy: Policy, budget: int, spare: int, m
         bench.check_at_rest()
 
 
+class Ahead(EngineMachine):
+    """Each plan is launched before the one before it is collected, wherever the executor allows it."""
+
+    bench_type = AheadBench
+
+
 TestEngine = EngineMachine.TestCase
+TestAhead = Ahead.TestCase
+TestAhead.settings = settings(max_examples=max(80, settings.default.max_examples))
 TestDuplicates = Duplicates.TestCase
 TestDuplicates.settings = settings(max_examples=max(50, settings.default.max_examples))
 TestEngine.settings = settings(max_examples=max(110, settings.default.max_examples))

@@ -1,0 +1,93 @@
+"""A plan between the launch of its pass and the result: what has been changed for it, and what it will write.
+
+Made and completed by `step_runner.py`. A pass may be launched behind one that runs, so that the device goes on to it
+without waiting for the host. Its inputs are then tokens that only the device knows.
+
+What must always hold: at most one step is launched behind another; the rows of the later one start where those of the
+earlier one will end; nothing that was changed for the later one keeps the earlier one from being taken back.
+"""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+
+from quipu.kernels.backend import LaunchedPass
+from quipu.kernels.batch import StepBatch
+
+from ...messages.executor import StepPlan
+from ...messages.scheduler import StepDone
+from ...messages.scores import StepPayloads
+from .batch_builder import RowTokens
+from .sequence_state import SequenceState, changes_logits
+from .step_rows import BlockCopy, StepRows
+
+
+@attrs.define(eq=False)
+class LaunchedStep:
+    """One plan."""
+
+    plan: StepPlan
+    rows: StepRows | None = None
+    """None if the plan is dropped."""
+    read: list[int] = attrs.field(factory=list)
+    """Tokens of each admitted sequence that were confirmed."""
+    copies: dict[int, BlockCopy] = attrs.field(factory=dict)
+    writes: list[int] = attrs.field(factory=list)
+    """The blocks that its pass writes."""
+    batch: StepBatch | None = None
+    running: LaunchedPass | None = None
+    """None if it could not be launched."""
+    error: Exception | None = None
+    """Why not."""
+    started: float = attrs.field(factory=time.perf_counter)
+    """When its pass began, or, launched behind another, when that one's result was there."""
+
+    def is_over(self) -> bool:
+        """Return whether its result is there, or will never be."""
+        return self.running is None or self.running.is_over()
+
+    def may_precede(self, plan: StepPlan, states: dict[int, SequenceState]) -> bool:
+        """Return whether this plan's pass may be launched before this step's tokens are known.
+
+        Not if it needs them: to change logits, or for the number of positions that a row has advanced. Not if what it
+        reads must be confirmed by the tags that this step will write. And not for scores, which are made of logits that
+        the next pass may overwrite.
+        """
+        return (
+            self.running is not None
+            and self.batch is not None
+            and self.batch.most_tokens is None
+            and plan.generation == self.plan.generation
+            and plan.most_positions == 1
+            and not plan.admitted
+            and plan.to_score is None
+            and not any(
+                sampling.logprobs is not None or changes_logits(sampling)
+                for sampling in (states[sequence_id].sampling for sequence_id in plan.row_ids)
+            )
+        )
+
+    def done(self, rows: StepRows, ends: list[int], tokens: RowTokens, payloads: StepPayloads | None) -> StepDone:
+        """Return the result. `ends`: how far each row has got."""
+        plan, copies, kept = self.plan, self.copies, tokens.without_failed()
+        return StepDone(
+            step=plan.step,
+            generation=plan.generation,
+            row_ids=rows.ids,
+            row_starts=rows.starts,
+            row_ends=ends,
+            token_ids=[token_id for token_ids in kept.values() for token_id in token_ids],
+            num_tokens=rows.num_tokens(kept),
+            read_ids=[admit.sequence_id for admit in plan.admitted],
+            read_tokens=self.read,
+            seconds=time.perf_counter() - self.started,
+            payloads=payloads,
+            failed_rows=list(tokens.failures),
+            failures=list(tokens.failures.values()),
+            broken_rows=tokens.broken_rows,
+            copied_tokens=[copies[a.sequence_id].num_tokens if a.sequence_id in copies else 0 for a in plan.admitted]
+            if copies
+            else [],
+        )
