@@ -115,6 +115,8 @@ class BackendConfig:
     """How weights are quantized while loading, if the checkpoint has not: see `quantizing.QUANTIZATIONS`."""
     activations: str = "auto"
     """What quantized matrices are multiplied with: `int8`, `float`, or `auto`: what the checkpoint was made for."""
+    enforce_eager: bool = False
+    """Whether kernels are launched one by one: no CUDA graphs, no compiled model."""
 
 
 class LaunchedPass(Protocol):

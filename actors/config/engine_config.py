@@ -118,6 +118,12 @@ class EngineConfig:
         help="`strict`: bit-identical results whatever the batch, chunks and cache; `auto`: strict where that "
         "costs nothing; /server_info shows which is used",
     )
+    enforce_eager: bool = setting(
+        False,
+        "--enforce-eager",
+        help="launch kernels one by one, for a faster start: no CUDA graphs (triton), no compiled model (vllm); other "
+        "executors always do",
+    )
     num_threads: int | None = setting(
         None,
         "--threads",

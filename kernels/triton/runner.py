@@ -66,7 +66,9 @@ class Runner:
         heads: Heads,
         tiles: Tiles,
         linear: Linear,
+        replays: bool,
     ) -> None:
+        """`replays`: whether a pass of decodes is captured as a graph, and replayed from then on."""
         self._model = model
         self._tables = tables
         self._last_drawn = last_drawn
@@ -75,6 +77,7 @@ class Runner:
         self._heads = heads
         self._tiles = tiles
         self._linear = linear
+        self._replays = replays
         self._ladder = token_ladder(bounds.num_tokens)
         per_item = heads.num_heads * (heads.head_dim + 2) * 4
         longest = -(-bounds.num_positions // tiles.chunk)
@@ -103,7 +106,7 @@ class Runner:
             batch, lengths, self._tables.host, block_size=self._memory.cache.block_size, chunk=self._tiles.chunk,
             tile=tile_tokens(self._tiles, self._heads.num_heads // self._heads.num_kv_heads, self._heads.head_dim),
         )  # fmt: skip
-        if columns.num_tiles == 0 and num_tokens <= self._padded(self._bounds.num_rows):
+        if self._replays and columns.num_tiles == 0 and num_tokens <= self._padded(self._bounds.num_rows):
             if num_tokens not in self._graphs:
                 self._graphs[num_tokens] = self._device.capture(lambda: self._whole(columns))
             logits_NV = self._graphs[num_tokens]()

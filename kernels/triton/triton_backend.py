@@ -137,6 +137,7 @@ class TritonBackend(RunsAtOnce):
             heads=_heads(model_config),
             tiles=self._tiles,
             linear=self._linear,
+            replays=not config.enforce_eager,
         )
 
     @torch.inference_mode()

@@ -114,6 +114,16 @@ def _check_supported(vllm_config: Any, config: BackendConfig) -> None:
         raise ValueError(f"vLLM computes {named} here only with --block-size {vllm_config.cache_config.block_size}")
 
 
+def _compile(runner: Any) -> None:
+    """Compile the model, unless it runs eagerly. Raises ValueError if that fails: without a C++ compiler, for one."""
+    try:
+        runner.warming_up_model()
+    except RuntimeError as error:  # torch's compiler raises no other
+        raise ValueError(
+            f"vLLM could not compile the model; --enforce-eager runs it without ({type(error).__name__}: {error})"
+        ) from error
+
+
 def _allocate(executor: Any, vllm_config: Any, config: BackendConfig, runner: Any, *, is_on_cpu: bool) -> MemoryPlan:
     """Choose the number of blocks and allocate the KV cache."""
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
@@ -126,6 +136,7 @@ def _allocate(executor: Any, vllm_config: Any, config: BackendConfig, runner: An
     block_bytes = sum(spec.page_size_bytes for spec in every_spec)
     weights_bytes = sum(parameter.nbytes for parameter in runner.model.parameters())
     if is_on_cpu:
+        _compile(runner)
         sized, device = (
             config,
             DeviceMemory(

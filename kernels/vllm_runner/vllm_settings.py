@@ -96,7 +96,7 @@ def engine_arguments(config: BackendConfig) -> dict[str, Any]:
         "block_size": config.block_size,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
-        "enforce_eager": True,
+        "enforce_eager": config.enforce_eager,
         "distributed_executor_backend": "uni",
         "async_scheduling": False,
         "enable_prefix_caching": False,  # the block manager's work

@@ -133,6 +133,14 @@ def test_decode_is_captured_once_per_size(checkpoints: dict[str, Path]) -> None:
     assert ours.runner.num_replayed == 5
 
 
+def test_eager_captures_nothing(checkpoints: dict[str, Path]) -> None:
+    """Draw the same tokens without a graph where kernels are to be launched one by one."""
+    device = CountingDevice()
+    eager = generate(make_triton(checkpoints["llama"], device, enforce_eager=True), carried=True)
+    assert device.num_captured == 0
+    assert eager == generate(make_triton(checkpoints["llama"]), carried=True)
+
+
 def test_warm_up(checkpoints: dict[str, Path]) -> None:
     """Capture every size of decode before the first request, and leave no token or KV behind."""
     device = CountingDevice()

@@ -25,7 +25,7 @@ from quipu.kernels.step_errors import RunnerDiverged
 from quipu.kernels.step_types import LogitRules
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, scattered_blocks
-from tests.vllm_runner.vllm_backends import SIZE, open_backend, vllm_marks
+from tests.vllm_runner.vllm_backends import SIZE, close_all, open_backend, vllm_marks
 
 pytestmark = vllm_marks
 
@@ -333,3 +333,26 @@ def test_capabilities(backend: VllmBackend) -> None:
     assert (found.name, found.determinism, found.dtype, found.weights) == ("vllm", "fast", "bfloat16", "bfloat16")
     assert found.library is not None and found.library.startswith("vllm 0.32.")
     assert backend.memory_plan.num_blocks == 160 and backend.memory_plan.block_bytes == backend.blocks.num_bytes
+
+
+def test_compiled() -> None:
+    """A compiled model says the same: whole prompts, prompts in chunks, and several sequences in a pass."""
+    backend = open_backend(DEMO, enforce_eager=False)
+    for at, blocks in enumerate(tables(2, seed=70)):
+        assert generate(backend, prompts()[at], blocks, chunk=(1 << 20, 48)[at])[0] == wanted()[at]
+    rows = [
+        {"slot": at, "token_ids": prompt, "position": 0, "blocks": blocks}
+        for at, (prompt, blocks) in enumerate(zip(prompts()[:3], tables(3, seed=71), strict=True))
+    ]
+    assert backend.step(make_batch(*rows)).token_ids == [output[0] for output in wanted()[:3]]
+
+
+def test_compiler_that_fails() -> None:
+    """A model that cannot be compiled is refused with the flag that helps, and what the compiler says."""
+    runner = "vllm.v1.worker.cpu_model_runner.CPUModelRunner.warming_up_model"
+    close_all()
+    with (
+        mock.patch(runner, side_effect=RuntimeError("No working C++ compiler found")),
+        pytest.raises(ValueError, match=r"--enforce-eager runs it without .*No working C\+\+ compiler found"),
+    ):
+        open_backend(DEMO, enforce_eager=False)

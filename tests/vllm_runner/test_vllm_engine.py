@@ -28,7 +28,8 @@ pytestmark = vllm_marks
 @asynccontextmanager
 async def open_vllm(deaths: Deaths | None = None, **changes: Any) -> AsyncIterator[Client]:
     """Open a runtime on the demo model, whose prompts are token ids."""
-    settings = {"model_path": str(DEMO), "vocab_size": 3072, "eos_token_ids": (), "num_blocks": 200, **changes}
+    model = {"model_path": str(DEMO), "vocab_size": 3072, "eos_token_ids": (), "enforce_eager": True}
+    settings = {**model, "num_blocks": 200, **changes}
     async with open_deadly(deaths or Deaths(), executor="vllm", block_size=SIZE, **settings) as client:
         yield client
 

@@ -173,6 +173,6 @@ def test_memory(qwen3: Path) -> None:
     assert plan.num_blocks == 1 + 16 * 1024 // SIZE and plan.workspace_bytes is not None
     assert block_bytes == 2 * 2 * 2 * SIZE * 32 * 4  # keys and values, layers, heads, slots, elements, bytes
     with pytest.raises(ValueError, match="max_model_len"):
-        VllmBackend(backend_config(qwen3, block_size=SIZE, num_blocks=9))
+        VllmBackend(backend_config(qwen3, block_size=SIZE, num_blocks=9, enforce_eager=True))
     shorter = open_backend(qwen3, num_blocks=9, may_shorten=True)
     assert shorter.memory_plan.max_model_len == 8 * SIZE

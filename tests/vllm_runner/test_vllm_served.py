@@ -17,6 +17,7 @@ FLAGS = (
     "demo",
     "--executor",
     "vllm",
+    "--enforce-eager",
     "--num-blocks",
     "300",
     "--max-model-len",

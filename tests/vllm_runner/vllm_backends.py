@@ -36,8 +36,9 @@ _backends: dict[tuple[Any, ...], VllmBackend] = {}
 def open_backend(model: Path, **changes: Any) -> VllmBackend:
     """Load a model, or return the backend that has loaded it with the same settings, if it is still the last one.
 
-    vLLM's process groups are those of one model.
+    It is not compiled unless asked for, because that takes half a minute. vLLM's process groups are those of one model.
     """
+    changes = {"enforce_eager": True, **changes}
     key = (model, *sorted(changes.items()))
     if key not in _backends:
         close_all()

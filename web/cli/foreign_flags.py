@@ -32,6 +32,7 @@ USE: Final = _by_flag(
         "--max-queued-requests": "use --max-waiting-requests instead",
         "--watchdog-timeout": "use --step-timeout instead",
         "--enable-deterministic-inference": "use --determinism instead",
+        "--disable-cuda-graph": "use --enforce-eager instead",
         "--disable-radix-cache": "use --no-enable-prefix-caching instead",
     }
 )
@@ -43,7 +44,6 @@ NEEDLESS: Final = _by_flag(
         "--enable-metrics": "/metrics is always served",
         "--enable-request-id-headers": "X-Request-Id is always sent",
         "--enable-force-include-usage": "--always-include-usage does that",
-        "--enforce-eager --disable-cuda-graph": "no flag concerns graphs of kernels",
         "--disable-log-requests": "prompts are never logged",
         "--disable-log-stats": "statistics are at /metrics and not in the log",
         "--enable-log-requests": "one line per request is always logged, without its contents",

@@ -39,6 +39,7 @@ def load_executor(config: EngineConfig) -> Executor:
         determinism=config.determinism,
         quantization=config.quantization,
         activations=config.activations,
+        enforce_eager=config.enforce_eager,
     )
     backend = load_backend(config.executor, backend_config)
     if isinstance(backend, FakeBackend):
