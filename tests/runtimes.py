@@ -50,9 +50,11 @@ from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.fake_oracle import continuation
-from tests.tiny import TINY
+from tests.tiny import BLOCK, BLOCK_BYTES, TINY, full_blocks
 
-BLOCK = 16
+__all__ = ["BLOCK", "BLOCK_BYTES", "full_blocks"]
+
+MAX_MODEL_LEN = 63 * BLOCK
 num_engines = ContextVar("num_engines", default=1)
 """How many engines a small runtime has if its test does not say."""
 most_tokens = ContextVar("most_tokens", default=int(os.environ.get("QUIPU_TEST_MOST_TOKENS", "1")))
@@ -66,7 +68,7 @@ def num_passes(executor: Executor) -> int:
 
 
 def runtime_config(**changes: Any) -> RuntimeConfig:
-    """Make the config of a small runtime, with 63 usable blocks of 16 tokens by default; `changes` by field name."""
+    """Make the config of a small runtime, with 63 usable blocks by default; `changes` by field name."""
     engine_fields = {field.name for field in attrs.fields(EngineConfig)}
     engine = {
         "model_path": str(TINY),
@@ -75,9 +77,9 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "load_format": "auto",
         "block_size": BLOCK,
         "num_blocks": 64,
-        "max_model_len": 1008,
+        "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": 16,
-        "max_num_batched_tokens": 256,
+        "max_num_batched_tokens": 16 * BLOCK,
         "eos_token_ids": (),
         "fake_step_seconds": 0.0,
         "fake_most_tokens": most_tokens.get(),

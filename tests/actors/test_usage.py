@@ -16,7 +16,7 @@ from quipu.actors.shared.seeds import sequence_seed
 from quipu.kernels.fake import Dials
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client, small_runtime, text_of, value_of
+from tests.runtimes import BLOCK, Answer, Client, full_blocks, small_runtime, text_of, value_of
 from tests.several_engines import engines, parametrize
 
 __all__ = ["engines"]
@@ -26,10 +26,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # what prompts of one step compute beside each other depends on where they are
     two_engines = metafunc.function.__name__ != "test_same_step_siblings"
     parametrize(metafunc, two_engines=two_engines, several_tokens=True)
-
-
-def full_blocks(num_tokens: int) -> int:
-    return (num_tokens - 1) // BLOCK * BLOCK
 
 
 def assert_text(answer: Answer, prompt: list[int], num_tokens: int = 8, index: int = 0) -> None:
@@ -50,15 +46,15 @@ async def test_same_prompt_twice(autojump_clock: trio.abc.Clock, length: int) ->
         assert answer.record.outcome is Outcome.FINISHED
         assert not answer.record.disputed
     assert first.record.cached_tokens == 0
-    assert first.record.cache_write_tokens == length // BLOCK * BLOCK
-    assert second.record.cached_tokens == full_blocks(length)
+    assert first.record.cache_write_tokens == full_blocks(length)
+    assert second.record.cached_tokens == full_blocks(length - 1)
     if second.record.engine != first.record.engine:
-        assert not full_blocks(length), "a cached prompt must go to its engine"
+        assert not full_blocks(length - 1), "a cached prompt must go to its engine"
         return
     assert second.record.cache_write_tokens == 0
     copied = BLOCK - 1 if length % BLOCK == 0 else 0
     assert second.record.restored_tokens == copied, "of a full last block only the last token is computed"
-    assert second.record.computed_tokens == length - full_blocks(length) - copied
+    assert second.record.computed_tokens == length - full_blocks(length - 1) - copied
 
 
 async def test_longer_prompt_shares_the_prefix(autojump_clock: trio.abc.Clock) -> None:
@@ -69,8 +65,8 @@ async def test_longer_prompt_shares_the_prefix(autojump_clock: trio.abc.Clock) -
         answer = await client.ask(long)
         client.assert_at_rest()
     assert_text(answer, long)
-    assert answer.record.cached_tokens == 64
-    assert answer.record.cache_write_tokens == 112 - 64
+    assert answer.record.cached_tokens == full_blocks(70)
+    assert answer.record.cache_write_tokens == full_blocks(120) - full_blocks(70)
 
 
 async def test_output_blocks_are_cached_for_the_next_turn(autojump_clock: trio.abc.Clock) -> None:
@@ -81,9 +77,9 @@ async def test_output_blocks_are_cached_for_the_next_turn(autojump_clock: trio.a
         turn = prompt + continuation(prompt, 60) + prompt_of(10, seed=2)
         second = await client.ask(turn)
         client.assert_at_rest()
-    assert first.record.cache_write_tokens == 32
-    # the last output's KV was never computed: 99 positions are full up to 96
-    assert second.record.cached_tokens == 96
+    assert first.record.cache_write_tokens == full_blocks(40)
+    # the last output's KV was never computed
+    assert second.record.cached_tokens == full_blocks(99)
     assert_text(second, turn)
 
 
@@ -97,7 +93,7 @@ async def test_chat_of_five_turns(autojump_clock: trio.abc.Clock) -> None:
             answer = await client.ask(ChatPrompt(tuple(messages)), prompt_param="messages")
             messages.append({"role": "assistant", "content": answer.texts[0]})
             assert answer.record.cached_tokens is not None and answer.record.prompt_tokens is not None
-            assert answer.record.cached_tokens <= full_blocks(answer.record.prompt_tokens)
+            assert answer.record.cached_tokens <= full_blocks(answer.record.prompt_tokens - 1)
             cached.append(answer.record.cached_tokens)
         client.assert_at_rest()
     assert cached[0] == 0
@@ -113,14 +109,14 @@ async def test_prompt_list_is_summed(autojump_clock: trio.abc.Clock) -> None:
         answer = await client.ask(one, two, three, max_tokens=5)
         client.assert_at_rest()
     assert answer.record.prompt_tokens == 93
-    assert answer.record.cached_tokens == 32
-    assert answer.record.cache_write_tokens == 48
+    assert answer.record.cached_tokens == full_blocks(40)
+    assert answer.record.cache_write_tokens == full_blocks(50)
     assert answer.record.completion_tokens == 15
     for index, prompt in enumerate((one, two, three)):
         assert_text(answer, prompt, 5, index)
     assert answer.started[-1].prompt_tokens == 93, "the last numbers of a stream must be those of the record"
-    assert answer.started[-1].cached_tokens == 32
-    assert answer.started[-1].cache_write_tokens == 48
+    assert answer.started[-1].cached_tokens == full_blocks(40)
+    assert answer.started[-1].cache_write_tokens == full_blocks(50)
 
 
 async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> None:
@@ -132,9 +128,17 @@ async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> 
         client.assert_at_rest()
         metrics = client.runtime.metrics
         assert value_of(metrics.prompt_tokens) == 100
-        assert value_of(metrics.cached_tokens) == 48
-    assert (cold.record.prompt_tokens, cold.record.cached_tokens, cold.record.cache_write_tokens) == (50, 0, 48)
-    assert (warm.record.prompt_tokens, warm.record.cached_tokens, warm.record.cache_write_tokens) == (50, 48, 0)
+        assert value_of(metrics.cached_tokens) == full_blocks(50)
+    assert (cold.record.prompt_tokens, cold.record.cached_tokens, cold.record.cache_write_tokens) == (
+        50,
+        0,
+        full_blocks(50),
+    )
+    assert (warm.record.prompt_tokens, warm.record.cached_tokens, warm.record.cache_write_tokens) == (
+        50,
+        full_blocks(50),
+        0,
+    )
     assert cold.record.completion_tokens == warm.record.completion_tokens == 24
     assert cold.texts == warm.texts
     assert len(set(cold.texts.values())) == 3, "each choice must have its own seed"
@@ -172,7 +176,7 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
         assert answer.record.prompt_tokens == len(prompt)
         assert answer.record.cached_tokens == 0, "no prompt had been seen before; recomputed tokens do not count"
         assert answer.record.cache_write_tokens is not None
-        assert answer.record.cache_write_tokens <= len(prompt) // BLOCK * BLOCK
+        assert answer.record.cache_write_tokens <= full_blocks(len(prompt))
         assert not answer.record.disputed
 
 
@@ -185,7 +189,7 @@ async def test_chunked_prefill_is_not_a_hit(autojump_clock: trio.abc.Clock) -> N
     assert_text(answer, prompt)
     assert answer.record.cached_tokens == 0
     assert answer.record.computed_tokens == 700
-    assert answer.record.cache_write_tokens == 688
+    assert answer.record.cache_write_tokens == full_blocks(700)
 
 
 @pytest.mark.parametrize("sharing", [False, True])
@@ -199,9 +203,9 @@ async def test_same_step_siblings(autojump_clock: trio.abc.Clock, sharing: bool)
         nursery.start_soon(client.ask, prompt_of(5, 1))  # keeps two steps in flight; the others are planned together
         await trio.sleep(0.015)
         answer = await client.ask(prompt, prompt, prompt, max_tokens=8)
-    assert answer.record.cached_tokens == (96 if sharing else 0)
-    assert answer.record.cache_write_tokens == 48
-    assert answer.record.computed_tokens == (54 if sharing else 150)
+    assert answer.record.cached_tokens == (2 * full_blocks(50) if sharing else 0)
+    assert answer.record.cache_write_tokens == full_blocks(50)
+    assert answer.record.computed_tokens == (150 - 2 * full_blocks(50) if sharing else 150)
     for index in range(3):
         assert_text(answer, prompt, 8, index)
 
@@ -227,7 +231,7 @@ async def test_domains_never_share(autojump_clock: trio.abc.Clock) -> None:
         again = await client.ask(prompt, domain="one")
         client.assert_at_rest()
     assert other.record.cached_tokens == 0
-    assert again.record.cached_tokens == 48
+    assert again.record.cached_tokens == full_blocks(50)
 
 
 async def test_stop_string_ends_the_count(autojump_clock: trio.abc.Clock) -> None:

@@ -20,8 +20,9 @@ from tests.faulty_engine import EngineFaults, faulty_runtime
 from tests.runtimes import BLOCK, Client, most_tokens, text_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
-KNOWN = prompt_of(32, seed=1)
-PROMPT = KNOWN + prompt_of(70, seed=2)
+TWO, THREE = 2 * BLOCK, 3 * BLOCK
+KNOWN = prompt_of(TWO, seed=1)
+PROMPT = KNOWN + prompt_of(4 * BLOCK + 6, seed=2)
 """Two blocks of it are cached, and the rest is computed in three chunks."""
 PROBLEM_EVENTS = "account.disputed", "report.lost", "report.repeated", "report.unreadable"
 
@@ -64,9 +65,9 @@ async def send_request(client: Client, *, stream: bool) -> Observed:
 async def with_dials(*, stream: bool, **dials: Any) -> Observed:
     """Open a warm runtime without faults, then set the dials."""
     faults = EngineFaults()
-    async with faulty_runtime(faults, num_blocks=12, max_model_len=176, max_num_batched_tokens=32) as client:
+    async with faulty_runtime(faults, num_blocks=12, max_model_len=11 * BLOCK, max_num_batched_tokens=TWO) as client:
         for seed in (10, 11):  # every block has been used
-            await client.ask(prompt_of(168, seed))
+            await client.ask(prompt_of(10 * BLOCK + 8, seed))
         await client.ask([*KNOWN, 300], max_tokens=1)
         await settle(client)
         for name, value in dials.items():
@@ -87,14 +88,14 @@ def has_terminal(report: StepReport) -> bool:
 
 BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 FAULTY_REPORTS: list[Any] = [
-    pytest.param({"over_read": 1}, 32, "reused 32, read 48", id="the executor reads too much"),
-    pytest.param({"under_read": 1}, 32, "reused 32, read 16", id="the executor reads too little"),
-    pytest.param({"over_grant": 1}, 48, "reused 48, read 32", id="the manager grants too much"),
-    pytest.param({"under_report": 1}, 16, "reused 16, read 32", id="the manager books less than it grants"),
-    pytest.param({"overwritten": True}, 32, "reused 32, read 0", id="a granted block was overwritten"),
-    pytest.param({"lose": is_prompt_chunk}, 32, "a report was lost", id="a report is lost"),
-    pytest.param({"spans_after_terminal": True}, 32, "Span after its end", id="spans come too late"),
-    pytest.param({"over_copied": BLOCK - 1}, 32, "copyable 0, copied 15", id="the executor reports a copy"),
+    pytest.param({"over_read": 1}, TWO, f"reused {TWO}, read {THREE}", id="the executor reads too much"),
+    pytest.param({"under_read": 1}, TWO, f"reused {TWO}, read {BLOCK}", id="the executor reads too little"),
+    pytest.param({"over_grant": 1}, THREE, f"reused {THREE}, read {TWO}", id="the manager grants too much"),
+    pytest.param({"under_report": 1}, BLOCK, f"reused {BLOCK}, read {TWO}", id="the manager books less than it grants"),
+    pytest.param({"overwritten": True}, TWO, f"reused {TWO}, read 0", id="a granted block was overwritten"),
+    pytest.param({"lose": is_prompt_chunk}, TWO, "a report was lost", id="a report is lost"),
+    pytest.param({"spans_after_terminal": True}, TWO, "Span after its end", id="spans come too late"),
+    pytest.param({"over_copied": BLOCK - 1}, TWO, f"copyable 0, copied {BLOCK - 1}", id="the executor reports a copy"),
     pytest.param({"no_admissions": True}, None, "its first token came before any admission", id="no admission"),
     pytest.param({"ragged": True}, None, "a report was lost", id="a report that cannot be read"),
 ]
@@ -127,7 +128,7 @@ async def test_no_fault(autojump_clock: trio.abc.Clock, dials: dict[str, Any], s
     result = await with_dials(stream=stream, **dials)
     assert result.num_disputed == 0
     assert result.text == text_of(continuation(PROMPT, 8))
-    assert result.usage["prompt_tokens_details"]["cached_tokens"] == 32
+    assert result.usage["prompt_tokens_details"]["cached_tokens"] == TWO
     assert result.usage["completion_tokens"] == 8
     assert {line["event"] for line in result.lines} == ({"report.repeated"} if dials else set())
 
@@ -155,8 +156,9 @@ def nth(number: int) -> Callable[[StepReport], bool]:
     return is_nth
 
 
-MOST_REPORTS = 11
-"""Of a prompt of four chunks and eight tokens, if each token takes a step."""
+CHUNK = 32
+MOST_REPORTS = -(-len(PROMPT) // CHUNK) + 7
+"""Of a prompt's chunks and eight tokens, if each token takes a step; the last chunk draws the first."""
 
 
 async def num_reports() -> int:
@@ -168,7 +170,7 @@ async def num_reports() -> int:
         count += 1
         return False
 
-    async with faulty_runtime(EngineFaults(lose=note), max_num_batched_tokens=32) as client:
+    async with faulty_runtime(EngineFaults(lose=note), max_num_batched_tokens=CHUNK) as client:
         await client.ask(PROMPT)
         await trio.sleep(1)
     return count
@@ -180,7 +182,7 @@ async def test_any_report_may_be_lost(autojump_clock: trio.abc.Clock, number: in
     served."""
     faults, num_expected = EngineFaults(), await num_reports()
     assert num_expected == MOST_REPORTS if most_tokens.get() == 1 else 5 < num_expected < MOST_REPORTS
-    async with faulty_runtime(faults, max_num_batched_tokens=32) as client:
+    async with faulty_runtime(faults, max_num_batched_tokens=CHUNK) as client:
         ticket = client.open(PROMPT)
         await ticket.start()
         faults.lose = nth(number)

@@ -17,10 +17,9 @@ from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
 from quipu.kernels.fake import Dials
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client, assert_served, read_answer, runtime_config, small_runtime
+from tests.runtimes import BLOCK, BLOCK_BYTES, Answer, Client, assert_served, read_answer, runtime_config, small_runtime
 from tests.traps.wire import samples, settle
 
-BLOCK_BYTES = 8 * BLOCK
 LONG = [*prompt_of(12 * BLOCK, seed=1), 300]
 """A prompt with twelve blocks that can be reused."""
 TIER = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "kv_host_memory": 100 * BLOCK_BYTES, "watermark": 0.0}

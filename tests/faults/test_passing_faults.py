@@ -9,6 +9,7 @@ import trio
 
 from tests.faults.deadly_engines import Deaths, Output, ask, every_fourth_pass_raising, open_deadly, settle
 from tests.faults.test_resumed import CASES
+from tests.near import assert_same
 from tests.prompts import prompt_of
 from tests.runtimes import Client, value_of
 
@@ -42,7 +43,7 @@ async def test_every_fourth_pass_raises(case: str, when: str) -> None:
     assert faults.num_raised >= 3
     for ours, theirs in zip(disturbed, undisturbed, strict=True):
         assert ours.error is None
-        assert (ours.texts, ours.token_ids, ours.scores) == (theirs.texts, theirs.token_ids, theirs.scores)
-        assert (ours.prompt_scores, ours.reasons) == (theirs.prompt_scores, theirs.reasons)
+        assert (ours.texts, ours.token_ids, ours.reasons) == (theirs.texts, theirs.token_ids, theirs.reasons)
+        assert_same((ours.scores, ours.prompt_scores), (theirs.scores, theirs.prompt_scores))
         assert ours.record.completion_tokens == theirs.record.completion_tokens
         assert ours.record.recomputed_tokens == 0 and ours.record.fault is None

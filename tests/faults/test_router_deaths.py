@@ -18,11 +18,13 @@ from quipu.actors.router.routing import Routing
 from tests.actors.key_reader import committed_in
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
-from tests.runtimes import Client, small_runtime, text_of
+from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import samples, settle
 
 NUM_REQUESTS = 12
 TURNS = 2
+NUM_TOKENS = BLOCK - 6
+"""Of an answer: with its prompt, a whole number of blocks."""
 POINTS: dict[str, tuple[type, str]] = {
     "at a prompt": (Dispatch, "handle_prompt"),
     "at news": (Dispatch, "handle_news"),
@@ -68,15 +70,15 @@ async def serve(client: Client, num_others: int = 0) -> None:
     """Serve many conversations at once, and check every answer and what the router knows afterwards."""
 
     async def converse(index: int) -> None:
-        prompt = prompt_of(70, index)
+        prompt = prompt_of(4 * BLOCK + 6, index)
         for _ in range(TURNS):
-            answer = await client.ask(prompt, max_tokens=10, n=1 + index % 2)
-            tokens = continuation(prompt, 10)
+            answer = await client.ask(prompt, max_tokens=NUM_TOKENS, n=1 + index % 2)
+            tokens = continuation(prompt, NUM_TOKENS)
             assert answer.error is None
             assert set(answer.texts.values()) == {text_of(tokens)}
             record = answer.record
             assert record.outcome is Outcome.FINISHED and not record.disputed
-            assert record.completion_tokens == 10 * (1 + index % 2)
+            assert record.completion_tokens == NUM_TOKENS * (1 + index % 2)
             prompt = [*prompt, *tokens]
 
     async with trio.open_nursery() as nursery:

@@ -19,7 +19,7 @@ from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
-from tests.runtimes import Answer, kill_engine, small_runtime, text_of, value_of
+from tests.runtimes import BLOCK, Answer, full_blocks, kill_engine, small_runtime, text_of, value_of
 
 
 @pytest.mark.parametrize("failing_at", [0.005, 0.012, 0.031, 0.055])
@@ -52,10 +52,10 @@ async def test_step_that_raises(autojump_clock: trio.abc.Clock, failing_at: floa
         record = answer.record
         assert answer.texts[0] == text_of(continuation(prompts[index], 10))
         assert (record.outcome, record.fault, record.completion_tokens) == (Outcome.FINISHED, None, 10)
-        assert (record.cached_tokens, record.cache_write_tokens) == (0, 32)
+        assert (record.cached_tokens, record.cache_write_tokens) == (0, full_blocks(40))
         assert (record.computed_tokens, record.recomputed_tokens) == (40, 0)
     assert after.texts[0] == text_of(continuation(prompts[0], 10))
-    assert after.record.cached_tokens == 32
+    assert after.record.cached_tokens == full_blocks(40)
 
 
 @pytest.mark.parametrize("at", range(4))
@@ -131,8 +131,8 @@ async def test_blocks_with_nan_are_not_found(autojump_clock: trio.abc.Clock) -> 
         client.assert_at_rest()
         assert value_of(client.runtime.metrics.usage_disputed) == 0
     assert failed.error is not None
-    assert (failed.record.cached_tokens, failed.record.cache_write_tokens) == (32, 0)
-    assert [answer.record.cached_tokens for answer in again] == [32, 64]
+    assert (failed.record.cached_tokens, failed.record.cache_write_tokens) == (full_blocks(32), 0)
+    assert [answer.record.cached_tokens for answer in again] == [full_blocks(32), full_blocks(64)]
 
 
 async def test_out_of_memory(autojump_clock: trio.abc.Clock) -> None:
@@ -202,7 +202,7 @@ async def test_failed_step_leaves_no_keys(autojump_clock: trio.abc.Clock) -> Non
         client.assert_at_rest()
     assert failed.error is not None
     assert failed.record.cached_tokens is None, "its first step never completed: its grant was never counted"
-    assert again.record.cached_tokens == 32
+    assert again.record.cached_tokens == full_blocks(32)
     assert again.texts[0] == text_of(continuation(doomed, 8))
 
 
@@ -287,7 +287,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
                 nursery.start_soon(ask)
             await trio.sleep(0.1)
             kill_engine(client)
-            await trio.sleep(0.2)  # a block is filled within sixteen steps
+            await trio.sleep(0.0125 * BLOCK)  # a block is filled
             health = client.runtime.desk.health()
             assert health.state is State.RESTARTING
             assert not health.is_healthy and not health.is_ready
@@ -303,7 +303,7 @@ async def test_engine_death(autojump_clock: trio.abc.Clock) -> None:
         assert answer.error.kind is ErrorKind.INTERNAL
         assert "engine died" in answer.error.message
         assert (answer.record.outcome, answer.record.fault) == (Outcome.FAILED, Fault.ENGINE_DIED)
-        assert answer.record.cached_tokens == 48, "numbers already reported must not change"
+        assert answer.record.cached_tokens == full_blocks(50), "numbers already reported must not change"
     assert during.error is None
     assert during.record.cached_tokens == 0, "the cache died with the engine"
     assert during.texts[0] == text_of(continuation(prompt, 8))

@@ -10,12 +10,10 @@ import trio.testing
 from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
-from tests.runtimes import BLOCK, Client
+from tests.runtimes import BLOCK, BLOCK_BYTES, Client
 from tests.traps.wire import prompt_of
 
 ASKED = {"return_cached_tokens_details": True}
-BLOCK_BYTES = 8 * BLOCK
-"""Of the fake executor's KV."""
 TIER = {"num_blocks": 32, "max_model_len": 28 * BLOCK, "kv_host_memory": 200 * BLOCK_BYTES, "watermark": 0.0}
 """A runtime with 31 usable blocks on the device and 200 on the host."""
 

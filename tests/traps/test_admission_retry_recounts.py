@@ -10,13 +10,13 @@ import trio.testing
 
 from quipu.kernels.fake import Dials
 from tests.fake_oracle import continuation
-from tests.runtimes import Answer, most_tokens, small_runtime, text_of
+from tests.runtimes import BLOCK, Answer, most_tokens, small_runtime, text_of
 from tests.traps.wire import SHARED, TIGHT, prompt_of, samples, settle
 
 
 async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:
     """A request with a cached prefix is tried in many steps before it fits: one query, one hit."""
-    holder, waiting = SHARED + prompt_of(50, 1), SHARED + prompt_of(100, 2)
+    holder, waiting = SHARED + prompt_of(3 * BLOCK + 2, 1), SHARED + prompt_of(6 * BLOCK + 4, 2)
     answers: dict[str, Answer] = {}
     async with small_runtime(**TIGHT) as client:
         await client.ask([*SHARED, 300], max_tokens=1)
@@ -25,21 +25,27 @@ async def test_waiting_for_blocks(autojump_clock: trio.abc.Clock) -> None:
             answers[name] = await client.ask(prompt, max_tokens=max_tokens)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, "holder", holder, 60)
+            nursery.start_soon(ask, "holder", holder, 4 * BLOCK)
             await trio.sleep(0.05)
             nursery.start_soon(ask, "waiting", waiting, 8)
             await trio.sleep(0.3 / most_tokens.get())  # before the holder ends
             during = samples(client)
             assert during["num_requests_waiting"] == 1
-            assert during["prefix_cache_queries_total"] == during["prompt_tokens_total"] == 33 + len(holder)
+            assert (
+                during["prefix_cache_queries_total"] == during["prompt_tokens_total"] == len(SHARED) + 1 + len(holder)
+            )
             assert during["prefix_cache_hits_total"] == len(SHARED)
         await settle(client)
         after, stats = samples(client), client.runtime.entry_store.stats
-    for name, prompt, num_tokens in (("holder", holder, 60), ("waiting", waiting, 8)):
+    for name, prompt, num_tokens in (("holder", holder, 4 * BLOCK), ("waiting", waiting, 8)):
         assert answers[name].record.cached_tokens == len(SHARED)
         assert answers[name].texts[0] == text_of(continuation(prompt, num_tokens))
         assert not answers[name].record.disputed
-    assert after["prefix_cache_queries_total"] == after["prompt_tokens_total"] == 33 + len(holder) + len(waiting)
+    assert (
+        after["prefix_cache_queries_total"]
+        == after["prompt_tokens_total"]
+        == len(SHARED) + 1 + len(holder) + len(waiting)
+    )
     assert after["prefix_cache_hits_total"] == 2 * len(SHARED)
     assert (stats.total_requests, stats.hit_requests) == (3, 2)
 

@@ -14,7 +14,7 @@ from tests.fake_oracle import continuation
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
-PROMPT = prompt_of(50)
+PROMPT = prompt_of(3 * BLOCK + 2)
 
 
 def forget_blocks(client: Client, num_blocks: int) -> None:
@@ -39,7 +39,7 @@ async def test_violation_is_disputed(autojump_clock: trio.abc.Clock, num_forgott
         assert samples(client)["usage_disputed_total"] == 1
     (line,) = (line for line in lines if line["event"] == "account.disputed")
     assert line["log_level"] == "error"
-    assert f"reused 48, read {48 - num_forgotten * BLOCK}" in str(line["problems"])
+    assert f"reused {3 * BLOCK}, read {(3 - num_forgotten) * BLOCK}" in str(line["problems"])
     assert line["record"]["disputed"]
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3 * BLOCK
     assert answer["choices"][0]["text"] == text_of(continuation(PROMPT, 8))

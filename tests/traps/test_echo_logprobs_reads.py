@@ -14,7 +14,7 @@ import trio
 
 from quipu.actors.messages.block_manager import MissReason
 from tests.fake_oracle import prompt_scores
-from tests.runtimes import small_runtime
+from tests.runtimes import full_blocks, small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, settle
 
 PROMPT = prompt_of(50, seed=3)
@@ -57,8 +57,8 @@ async def test_over_a_warm_cache(autojump_clock: trio.abc.Clock, logprob_fields:
         details = answer["usage"]["prompt_tokens_details"]
         assert details["cached_tokens"] == 0
         assert details["cache_misses"] == [{"reason": MissReason.NEEDS_PROMPT_LOGPROBS, "token": 0}]
-    assert cold["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 48
+    assert cold["usage"]["prompt_tokens_details"]["cache_write_tokens"] == full_blocks(50)
     assert warm["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0, "another request already owns the write"
-    assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+    assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == full_blocks(50)
     assert warm["choices"] == cold["choices"]
     assert warm["choices"][0]["text"].endswith(plain["choices"][0]["text"])

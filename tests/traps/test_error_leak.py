@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from quipu.kernels.fake import Dials
-from tests.runtimes import small_runtime
+from tests.runtimes import MAX_MODEL_LEN, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, body, over_http, prompt_of, samples, settle
 from tests.web.fakes import parse_events
 
@@ -19,8 +19,8 @@ POISON = 299
 CASES: list[Any] = [
     pytest.param(COMPLETIONS, b"{", 400, id="no JSON"),
     pytest.param(COMPLETIONS, body([5], model="other"), 404, id="no such model"),
-    pytest.param(COMPLETIONS, body(prompt_of(1008)), 400, id="too long for the context"),
-    pytest.param(COMPLETIONS, body([prompt_of(10), prompt_of(1008)], n=2), 400, id="one of two is too long"),
+    pytest.param(COMPLETIONS, body(prompt_of(MAX_MODEL_LEN)), 400, id="too long for the context"),
+    pytest.param(COMPLETIONS, body([prompt_of(10), prompt_of(MAX_MODEL_LEN)], n=2), 400, id="one of two is too long"),
     pytest.param(CHAT, {"model": "demo", "messages": [{"role": "user", "content": "w " * 3000}]}, 400, id="long chat"),
     pytest.param(COMPLETIONS, body([POISON]), 500, id="a step fails"),
     pytest.param(COMPLETIONS, body([prompt_of(10), [POISON]], n=2), 500, id="a step fails for one of two"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import trio
 
-from tests.runtimes import BLOCK, assert_served, small_runtime
+from tests.runtimes import BLOCK, BLOCK_BYTES, assert_served, small_runtime
 from tests.traps.lower_tier import TIER, host_store_of, push_out
 from tests.traps.wire import prompt_of, samples, settle
 
@@ -21,7 +21,7 @@ async def test_blocks_in_the_wrong_slots(autojump_clock: trio.abc.Clock) -> None
         await client.ask(PROMPT)
         await push_out(client)
         store = host_store_of(client)
-        size, slots = 8 * BLOCK, [slot for slot, header in enumerate(store.headers) if header is not None]
+        size, slots = BLOCK_BYTES, [slot for slot, header in enumerate(store.headers) if header is not None]
         blocks = {slot: (bytes(store.bytes[slot * size : (slot + 1) * size]), store.headers[slot]) for slot in slots}
         for slot, other in zip(slots, [*slots[1:], slots[0]], strict=True):
             store.bytes[slot * size : (slot + 1) * size], store.headers[slot] = blocks[other]

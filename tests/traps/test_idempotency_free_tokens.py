@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 
 from quipu.actors.messages.outcomes import Outcome
+from tests.runtimes import full_blocks
 from tests.traps.bills import KEY, Bill, bill_of, open_billed_runtime, records_of
 
 NUM = 20
@@ -62,4 +63,4 @@ async def test_key_does_not_change_the_bill(tmp_path: Path) -> None:
             for each in headers:
                 await billed.send(each)
         bills.append(await bill_of(tmp_path / name))
-    assert bills[0] == bills[1] == bills[2] == Bill(3, 150, 96, 24)
+    assert bills[0] == bills[1] == bills[2] == Bill(3, 150, 2 * full_blocks(50), 24)

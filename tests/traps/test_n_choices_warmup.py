@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.runtimes import small_runtime
+from tests.runtimes import full_blocks, small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 
@@ -27,6 +27,9 @@ async def test_cold_prompt_is_cold(autojump_clock: trio.abc.Clock, num_choices: 
             details.append(answer["usage"]["prompt_tokens_details"])
         await settle(client)
         after = samples(client)
-    assert [(d["cached_tokens"], d["cache_write_tokens"]) for d in details] == [(0, 48), (48, 0)]
-    assert after["prefix_cache_hits_total"] == 48
+    assert [(d["cached_tokens"], d["cache_write_tokens"]) for d in details] == [
+        (0, full_blocks(50)),
+        (full_blocks(50), 0),
+    ]
+    assert after["prefix_cache_hits_total"] == full_blocks(50)
     assert after["generation_tokens_total"] == 2 * 8 * num_choices

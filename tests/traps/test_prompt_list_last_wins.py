@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import trio
 
-from tests.runtimes import small_runtime
+from tests.runtimes import full_blocks, small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, settle
 
 COLD, SHORT, LONG = prompt_of(20, 1), prompt_of(40, 2), prompt_of(50, 3)
-CACHED = 32 + 48
+CACHED = full_blocks(40) + full_blocks(50)
 
 
 @pytest.mark.parametrize("order", [(SHORT, LONG, COLD), (COLD, SHORT, LONG), (LONG, COLD, SHORT)])
@@ -28,7 +28,7 @@ async def test_sums(autojump_clock: trio.abc.Clock, order: tuple[list[int], ...]
         await settle(client)
     usages: list[dict[str, Any]] = [whole["usage"], chunks[-2]["usage"]]
     assert [usage["prompt_tokens"] for usage in usages] == [110, 113]
-    # by the time of the stream, the only full block of the cold prompt is cached as well
-    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [CACHED, CACHED + 16]
-    assert [usage["prompt_tokens_details"]["cache_write_tokens"] for usage in usages] == [16, 0]
+    # by the time of the stream, a full block of the cold prompt is cached as well
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [CACHED, CACHED + full_blocks(20)]
+    assert [usage["prompt_tokens_details"]["cache_write_tokens"] for usage in usages] == [full_blocks(20), 0]
     assert [usage["completion_tokens"] for usage in usages] == [24, 24]

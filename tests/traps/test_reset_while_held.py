@@ -9,7 +9,7 @@ from __future__ import annotations
 import trio
 
 from tests.fake_oracle import continuation
-from tests.runtimes import Answer, most_tokens, small_runtime, text_of
+from tests.runtimes import Answer, full_blocks, most_tokens, small_runtime, text_of
 from tests.traps.wire import prompt_of, settle
 
 
@@ -38,10 +38,12 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
     for answer in answers:
         assert answer.texts[0] == text_of(continuation(prompt, num_tokens))
         assert not answer.record.disputed
-    assert [answer.record.cached_tokens for answer in answers[:2]] == [112, 112], "admitted before the reset"
+    assert [answer.record.cached_tokens for answer in answers[:2]] == [full_blocks(120)] * 2, (
+        "admitted before the reset"
+    )
     assert answers[2].record.cached_tokens == 0, "hashed before it, admitted after it"
-    assert fresh.record.cached_tokens in (0, 112), "only blocks computed since the reset may be hit"
-    assert warm.record.cached_tokens == 112
+    assert fresh.record.cached_tokens in (0, full_blocks(120)), "only blocks computed since the reset may be hit"
+    assert warm.record.cached_tokens == full_blocks(120)
 
 
 async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.abc.Clock) -> None:
@@ -55,5 +57,5 @@ async def test_blocks_of_an_older_epoch_are_not_published(autojump_clock: trio.a
         beginning = await client.ask(prompt[:305], max_tokens=1)
         assert beginning.record.cached_tokens == 0
         answer = await client.ask(prompt, max_tokens=1)
-        assert answer.record.cached_tokens == 304, "only blocks computed since the reset may be hit"
+        assert answer.record.cached_tokens == full_blocks(305), "only blocks computed since the reset may be hit"
         await settle(client)

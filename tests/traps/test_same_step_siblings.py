@@ -10,13 +10,14 @@ import pytest
 import trio
 
 from tests.fake_oracle import continuation
-from tests.runtimes import small_runtime, text_of
+from tests.runtimes import full_blocks, small_runtime, text_of
 from tests.traps.wire import prompt_of, samples, settle
 
 PROMPT = prompt_of(50)
+SHARED = 2 * full_blocks(50)
 
 
-@pytest.mark.parametrize(("sharing", "cached", "computed"), [(False, 0, 150), (True, 96, 54)])
+@pytest.mark.parametrize(("sharing", "cached", "computed"), [(False, 0, 150), (True, SHARED, 150 - SHARED)])
 async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bool, cached: int, computed: int) -> None:
     """Three prompts in one step compute all they need; with sharing, two wait for a step and read the first one's
     blocks. Either way the write belongs to one request and is counted once, texts are right, and no account is
@@ -31,7 +32,7 @@ async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bo
         after = samples(client)
     assert answer.record.cached_tokens == cached
     assert answer.record.computed_tokens == computed
-    assert answer.record.cache_write_tokens == 48
+    assert answer.record.cache_write_tokens == full_blocks(50)
     assert set(answer.texts.values()) == {text_of(continuation(PROMPT, 8))}
-    assert again.record.cached_tokens == 48
+    assert again.record.cached_tokens == full_blocks(50)
     assert after["usage_disputed_total"] == 0

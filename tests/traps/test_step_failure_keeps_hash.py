@@ -11,11 +11,11 @@ import trio.testing
 
 from quipu.kernels.fake import Dials
 from tests.fake_oracle import continuation
-from tests.runtimes import Answer, small_runtime, text_of
+from tests.runtimes import BLOCK, Answer, small_runtime, text_of
 from tests.traps.wire import prompt_of, samples, settle
 
-SHARED = prompt_of(32, 1)
-DOOMED = SHARED + prompt_of(32, 2)
+SHARED = prompt_of(2 * BLOCK, 1)
+DOOMED = SHARED + prompt_of(2 * BLOCK, 2)
 
 
 async def test_failed_blocks_are_not_found(autojump_clock: trio.abc.Clock) -> None:
@@ -29,8 +29,8 @@ async def test_failed_blocks_are_not_found(autojump_clock: trio.abc.Clock) -> No
         await settle(client)
         after = samples(client)
     assert failed.error is not None
-    assert [answer.record.cached_tokens for answer in again] == [32, 64]
-    assert [answer.record.cache_write_tokens for answer in again] == [32, 0]
+    assert [answer.record.cached_tokens for answer in again] == [2 * BLOCK, 4 * BLOCK]
+    assert [answer.record.cache_write_tokens for answer in again] == [2 * BLOCK, 0]
     assert {answer.texts[0] for answer in again} == {text_of(continuation([*DOOMED, 300], 8))}
     assert after["usage_disputed_total"] == 0
 
@@ -38,7 +38,7 @@ async def test_failed_blocks_are_not_found(autojump_clock: trio.abc.Clock) -> No
 async def test_dependants(autojump_clock: trio.abc.Clock) -> None:
     """A step planned on the failed step's blocks is withdrawn, and so are its own keys."""
     dials = Dials(step_seconds=0.01, fail_steps=2)
-    longer = DOOMED + prompt_of(33, 3)
+    longer = DOOMED + prompt_of(2 * BLOCK + 1, 3)
     answers: dict[str, Answer] = {}
     async with small_runtime(dials) as client:
 
@@ -54,7 +54,7 @@ async def test_dependants(autojump_clock: trio.abc.Clock) -> None:
         after = samples(client)
     assert answers["writer"].error is not None
     assert answers["reader"].record.cached_tokens == 0
-    assert again.record.cached_tokens == 96
+    assert again.record.cached_tokens == 6 * BLOCK
     for answer in (answers["reader"], again):
         assert answer.texts[0] == text_of(continuation(longer, 8))
     assert after["usage_disputed_total"] == 0

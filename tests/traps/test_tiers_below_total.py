@@ -13,7 +13,7 @@ import trio.testing
 
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
-from tests.runtimes import BLOCK, small_runtime
+from tests.runtimes import BLOCK, full_blocks, small_runtime
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.lower_tier import ASKED, TIER, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
@@ -32,9 +32,9 @@ async def test_total_that_grows(autojump_clock: trio.abc.Clock) -> None:
         await settle(client)
     for usage in (whole["usage"], chunks[-2]["usage"]):
         details = usage["prompt_tokens_details"]
-        assert details["cached_tokens"] == 48 + 64
+        assert details["cached_tokens"] == full_blocks(50) + full_blocks(70)
         assert details["cached_tokens_by_tier"] == {
-            "device": 112,
+            "device": full_blocks(50) + full_blocks(70),
             "host": 0,
             "disk": 0,
             "remote": 0,

@@ -77,13 +77,14 @@ async def run_preempted_requests(client: Client) -> PreemptedRun:
     as well.
     """
     await client.ask([*SHARED, 300], max_tokens=1)
+    num_tokens = 4 * BLOCK + 6
     prompts = [SHARED + prompt_of(6 + 5 * index, seed=index) for index in range(3)]
     answers: dict[int, Answer] = {}
     counters = [samples(client)]
 
     async def one(index: int) -> None:
         await trio.sleep(index / 1000)
-        answers[index] = await client.ask(prompts[index], max_tokens=70)
+        answers[index] = await client.ask(prompts[index], max_tokens=num_tokens)
 
     async def watch() -> None:
         while len(answers) < len(prompts):
@@ -96,4 +97,4 @@ async def run_preempted_requests(client: Client) -> PreemptedRun:
             nursery.start_soon(one, index)
     counters.append(samples(client))
     assert counters[-1]["num_preemptions_total"] > 0, "the runtime must be too small for all requests"
-    return PreemptedRun(prompts, [answers[index] for index in range(3)], 70, counters)
+    return PreemptedRun(prompts, [answers[index] for index in range(3)], num_tokens, counters)
