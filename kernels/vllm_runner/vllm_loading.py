@@ -19,6 +19,7 @@ from ..backend import BackendConfig, KVMemory, MemoryPlan
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import Memory, memory, peak_of, resident
 from .kv_blocks import KVBlocks
+from .latent_attention import expand_latents, rotate_in_torch
 from .vllm_settings import check_installed, engine_arguments, settle_environment
 
 _MEASURED_LATER = 1 << 30
@@ -60,6 +61,7 @@ def load(config: BackendConfig) -> Loaded:
                 f"--block-size {config.block_size}: vLLM's attention on CPUs takes multiples of 32: add --block-size 32"
             )
         arguments["kv_cache_memory_bytes"] = _MEASURED_LATER
+        expand_latents()
         if config.load_format != "dummy":
             stored = sum(file.stat().st_size for file in config.model_path.glob("*.safetensors"))
             check_weights_fit(stored, memory(), num_sharing=config.num_sharing, share=config.memory_share)
@@ -72,6 +74,8 @@ def load(config: BackendConfig) -> Loaded:
     except (ValueError, NotImplementedError) as error:  # vLLM raises either for settings that it does not support
         raise ValueError(f"vLLM refuses this model or its settings: {error}") from error
     _check_supported(vllm_config, config)
+    if is_on_cpu:
+        rotate_in_torch(vllm_config.model_config)
     register_all_kvcache_specs(vllm_config)
     set_num_threads = torch.set_num_threads
     executor = Executor.get_class(vllm_config)(vllm_config)

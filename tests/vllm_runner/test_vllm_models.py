@@ -14,9 +14,18 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     DeepseekV2Config,
+    DeepseekV3Config,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    GptOssConfig,
+    GraniteConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     PreTrainedConfig,
+    Qwen2MoeConfig,
+    Starcoder2Config,
 )
 
 from quipu.kernels.models.families import FAMILIES
@@ -38,17 +47,50 @@ SHARED: dict[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 1024,
 }
+NO_HEADS = {**{name: value for name, value in SHARED.items() if name != "head_dim"}, "hidden_size": 128}
+LATENT = {**SHARED, "num_key_value_heads": 4, "head_dim": 32}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 10_000.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
 SERVED: dict[str, PreTrainedConfig] = {
     # windows in two of three layers, shorter than two blocks
     "windows": Gemma3TextConfig(
-        **SHARED, num_hidden_layers=3, sliding_window=40, query_pre_attn_scalar=32,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        **SHARED, num_hidden_layers=3, sliding_window=40, query_pre_attn_scalar=32, layer_types=WINDOWS,
     ),
-    # a family that our kernels do not have
+    # families that our kernels do not have
     "experts": MixtralConfig(
         **SHARED, num_hidden_layers=2, num_local_experts=8, num_experts_per_tok=2, sliding_window=None,
     ),
+    "latents": DeepseekV2Config(
+        **LATENT, **EXPERTS, num_hidden_layers=2, kv_lora_rank=32, q_lora_rank=48, qk_rope_head_dim=32,
+        qk_nope_head_dim=64, v_head_dim=64, n_group=1, topk_group=1, rope_parameters=YARN,
+    ),
+    "sinks": GptOssConfig(
+        **SHARED, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, sliding_window=40,
+        layer_types=WINDOWS[:2],
+    ),
+    "norms after each part": Olmo2Config(**SHARED, num_hidden_layers=2),
+    "half of each head rotated": Glm4Config(**SHARED, num_hidden_layers=2, pad_token_id=None, eos_token_id=None),
 }  # fmt: skip
+MORE: dict[str, PreTrainedConfig] = {
+    "deepseek v3": DeepseekV3Config(
+        **LATENT, **EXPERTS, num_hidden_layers=2, kv_lora_rank=32, q_lora_rank=48, qk_rope_head_dim=32,
+        qk_nope_head_dim=64, v_head_dim=64, n_group=1, topk_group=1,
+        topk_method="noaux_tc",  # type: ignore[call-arg]  # also accepts undeclared fields
+    ),
+    "glm 4 moe": Glm4MoeConfig(**SHARED, **EXPERTS, num_hidden_layers=2, n_group=1, topk_group=1, pad_token_id=None),
+    "granite": GraniteConfig(**NO_HEADS, num_hidden_layers=2, pad_token_id=None),
+    "olmo 3": Olmo3Config(**SHARED, num_hidden_layers=3, sliding_window=40, layer_types=WINDOWS),
+    "qwen 2 moe": Qwen2MoeConfig(
+        **NO_HEADS, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        shared_expert_intermediate_size=64,
+    ),
+    "starcoder 2": Starcoder2Config(**NO_HEADS, num_hidden_layers=2, sliding_window=None),
+}  # fmt: skip
+"""Families that people run, tried like the others by `-m slow`."""
+CONFIGS = {**SERVED, **MORE}
+EACH = [*SERVED, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 
 
 def make_model(folder: Path, config: PreTrainedConfig) -> Path:
@@ -83,10 +125,10 @@ def logits_of(backend: VllmBackend, *rows: dict[str, Any]) -> torch.Tensor:
     return seen[0]
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", EACH)
 def test_logits(tmp_path: Path, name: str) -> None:
     """Cold, in chunks, behind blocks of another sequence, and token by token: near transformers'."""
-    folder = make_model(tmp_path / name, SERVED[name])
+    folder = make_model(tmp_path / name, CONFIGS[name])
     tokens = prompt(LENGTH, seed=3)
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -119,14 +161,11 @@ def test_a_family_that_is_not_ours() -> None:
     assert SERVED["experts"].model_type == "mixtral" and "MixtralForCausalLM" not in FAMILIES
 
 
-def test_latent_attention(tmp_path: Path) -> None:
-    """Served where vLLM computes it in chunks; elsewhere refused at start, with the reason."""
-    config = DeepseekV2Config(
-        **{**SHARED, "num_key_value_heads": 4, "head_dim": 16}, num_hidden_layers=2, kv_lora_rank=512, q_lora_rank=None,
-        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=32, first_k_dense_replace=1,
-    )  # fmt: skip
-    folder = make_model(tmp_path / "latent", config)
+@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="vLLM's own latent attention has chunks with AMX")  # noqa: SLF001
+def test_latents_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own latent attention, if it is asked for, is refused where it has no chunks, with the reason."""
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "0")
+    folder = make_model(tmp_path / "latents", CONFIGS["latents"])
     with pytest.raises(
         ValueError, match="DeepseekV2ForCausalLM here only in whole prompts: no chunk, no cached prefix"
     ):
