@@ -127,7 +127,7 @@ def check_batch(input_batch: Any, input_ids: torch.Tensor, step: RunnerStep) -> 
     """Return the rows of the step in the runner's order.
 
     Raises RunnerDiverged unless the runner has computed exactly these rows: at these positions, from these tokens,
-    through tables of this length, and the tables of new requests entry by entry.
+    through tables of this length that end with this block, and the tables of new requests entry by entry.
     """
     names = list(input_batch.req_ids)
     row_of = {name: row for row, name in enumerate(step.request_ids)}
@@ -136,9 +136,12 @@ def check_batch(input_batch: Any, input_ids: torch.Tensor, step: RunnerStep) -> 
     order = [row_of[name] for name in names]
     count = len(order)
     table = input_batch.block_table[0]
+    num_blocks = [step.num_blocks[row] for row in order]
+    last_blocks = table.block_table.np[range(count), np.subtract(num_blocks, 1)]
     columns = {
         "positions": (input_batch.num_computed_tokens_cpu[:count], [step.positions[row] for row in order]),
-        "lengths of block tables": (table.num_blocks_per_row[:count], [step.num_blocks[row] for row in order]),
+        "lengths of block tables": (table.num_blocks_per_row[:count], num_blocks),
+        "last blocks": (last_blocks, [step.last_blocks[row] for row in order]),
     }
     fed = [token_id for row in order for token_id in step.inputs[row]]
     columns["input tokens"] = (input_ids[: len(fed)].numpy(), fed)

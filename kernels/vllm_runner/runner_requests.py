@@ -59,6 +59,8 @@ class RunnerStep:
     positions: list[int]
     num_blocks: list[int]
     """Blocks of each row's table that the runner must know by now."""
+    last_blocks: list[int]
+    """The last of them."""
     inputs: list[list[int]]
     """Tokens of each row, carried ones included."""
     fresh_blocks: list[int]
@@ -97,7 +99,7 @@ class RunnerRequests:
         Raises ValueError for a carried row whose slot has drawn nothing, before anything is changed.
         """
         inputs = [self._inputs_of(batch, row) for row in range(len(batch.slots))]
-        step = RunnerStep([], [], batch.positions, [], inputs, [], [], [], self._ended)
+        step = RunnerStep([], [], batch.positions, [], [], inputs, [], [], [], self._ended)
         self._ending, self._ended = step.ended, set()
         for row, (slot, position, tokens) in enumerate(zip(batch.slots, batch.positions, inputs, strict=True)):
             # blocks that are granted ahead may lie beyond what the runner has room for
@@ -116,6 +118,7 @@ class RunnerRequests:
             step.request_ids.append(known.request_id)
             step.counts.append(len(tokens))
             step.num_blocks.append(len(table))
+            step.last_blocks.append(table[-1])
             step.fresh_blocks.extend(table[-(-position // self._block_size) :])
         return step
 

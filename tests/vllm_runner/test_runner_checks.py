@@ -52,7 +52,8 @@ def test_order_is_the_runners() -> None:
         ({"req_ids": ["2", "1", "3"]}, "requests"),
         ({"positions": [5, 0, 0]}, "positions"),
         ({"num_blocks": [2, 2, 0]}, "lengths of block tables"),
-        ({"tables": [[3, 1], [9, 0], [0, 0]]}, "blocks of request 2"),
+        ({"tables": [[3, 1], [9, 0], [0, 0]]}, "last blocks"),
+        ({"tables": [[1, 2], [9, 0], [0, 0]]}, "blocks of request 2"),
         ({"inputs": [8, 5, 6, 9, 99]}, "input tokens"),
     ],
 )
