@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import attrs
@@ -13,6 +13,7 @@ import trio.testing
 
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import LoopHost
+from quipu.actors.engine.executor.launched_step import LaunchedStep
 from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.executor import StepPlan
@@ -52,27 +53,40 @@ class Deaths:
     num_deaths: int = 0
     num_engines: int = 0
 
+    def die(self) -> NoReturn:
+        self.num_deaths += 1
+        raise SystemError("segmentation fault")
+
     def load(self, config: EngineConfig) -> Executor:
         executor = load_executor(config)
         if isinstance(executor.backend, FakeBackend):
             executor.backend.dials.applies_rules = self.applies_rules
-        run, limit = executor.run, self.at_steps[self.num_engines] if self.num_engines < len(self.at_steps) else None
+        launch, finish = executor.launch, executor.finish
+        limit = self.at_steps[self.num_engines] if self.num_engines < len(self.at_steps) else None
         self.num_engines += 1
         num_steps = 0
+        deadly: LaunchedStep | None = None
         known: dict[int, list[int]] = {}
 
-        def run_or_die(plan: StepPlan) -> StepResult:
-            nonlocal num_steps
+        def launch_or_die(plan: StepPlan, behind: LaunchedStep | None = None) -> LaunchedStep:
+            nonlocal num_steps, deadly
             num_steps += 1
             dies = num_steps == limit or not self.token_ids.isdisjoint(fed_by(plan, known))
-            if not dies or self.after_step:
-                result = run(plan)
+            if dies and not self.after_step:
+                self.die()
+            step = launch(plan, behind)
             if dies:
-                self.num_deaths += 1
-                raise SystemError("segmentation fault")
+                deadly = step
+            return step
+
+        def finish_or_die(step: LaunchedStep, following: LaunchedStep | None = None) -> StepResult:
+            result = finish(step, following)
+            if step is deadly:
+                self.die()
             return result
 
-        executor.run = run_or_die
+        setattr(executor, "launch", launch_or_die)  # noqa: B010 - assigned, it would be a method's type
+        setattr(executor, "finish", finish_or_die)  # noqa: B010
         return executor
 
 
