@@ -22,6 +22,18 @@ import attrs
 
 from .batch import Drawn, StepBatch
 
+QUANTIZED_BY_VLLM = (
+    "fp8",
+    "fp8_per_tensor",
+    "fp8_per_block",
+    "fp8_per_channel",
+    "int8_per_channel_weight_only",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4_per_token",
+)
+"""Values of `--quantization` by which vLLM quantizes while it loads; other backends have `quantizing.QUANTIZATIONS`."""
+
 
 @attrs.frozen
 class Capabilities:
@@ -112,11 +124,16 @@ class BackendConfig:
     determinism: str = "auto"
     """`strict`, `fast`, or `auto`: strict if that costs nothing."""
     quantization: str | None = None
-    """How weights are quantized while loading, if the checkpoint has not: see `quantizing.QUANTIZATIONS`."""
+    """How weights are quantized while loading, if the checkpoint has not: see `quantizing.QUANTIZATIONS`, and for
+    vLLM `QUANTIZED_BY_VLLM`."""
     activations: str = "auto"
     """What quantized matrices are multiplied with: `int8`, `float`, or `auto`: what the checkpoint was made for."""
     enforce_eager: bool = False
     """Whether kernels are launched one by one: no CUDA graphs, no compiled model."""
+    tensor_parallel_size: int = 1
+    """Ranks among which each matrix is divided."""
+    trust_remote_code: bool = False
+    """Whether code in the checkpoint's folder may be run to load it."""
 
 
 class LaunchedPass(Protocol):

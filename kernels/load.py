@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-from .backend import Backend, BackendConfig
+from .backend import QUANTIZED_BY_VLLM, Backend, BackendConfig
 from .machine import usable_cpus
 
 _log = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not match its config,
     and for `cpu`, `triton` or `vllm` if this machine cannot run it.
     """
+    if name != "vllm":
+        _refuse_what_only_vllm_has(name, config)
     if name == "fake":
         from .fake import FakeBackend
 
@@ -63,6 +65,23 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
             raise ValueError(f"the cpu executor cannot run here: {error}") from None
         _log.warning("using the reference executor, which is many times slower than the cpu executor: %s", error)
     return _load_reference(config)
+
+
+def _refuse_what_only_vllm_has(name: str, config: BackendConfig) -> None:
+    """Raises ValueError for settings that this backend would ignore."""
+    if config.tensor_parallel_size > 1:
+        raise ValueError(
+            f"--tensor-parallel-size {config.tensor_parallel_size}: the {name} executor computes on one device; only "
+            f"--executor vllm divides a model among several"
+        )
+    if config.quantization in QUANTIZED_BY_VLLM:
+        raise ValueError(
+            f"--quantization {config.quantization}: the {name} executor has no such method; only --executor vllm does"
+        )
+    if config.trust_remote_code:
+        raise ValueError(
+            f"--trust-remote-code: the {name} executor runs no code of a checkpoint; only --executor vllm can"
+        )
 
 
 def _load_reference(config: BackendConfig) -> Backend:

@@ -39,6 +39,13 @@ class RunnerDiverged(RuntimeError):
     """
 
 
+class RankLost(RuntimeError):
+    """One of the processes that compute a pass together has ended, or has failed while others wait for it.
+
+    Raised by a backend. None of them can go on: the engine is started again, with all of them.
+    """
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether there was not enough memory for a pass, so that a smaller one may fit."""
     if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
@@ -49,7 +56,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_context_lost(error: BaseException) -> bool:
     """Return whether no later pass of this process can succeed: its context on the device, or its state, is lost."""
-    if isinstance(error, RunnerDiverged):
+    if isinstance(error, RunnerDiverged | RankLost):
         return True
     message = str(error).lower()
     return (

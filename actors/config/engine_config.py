@@ -11,10 +11,6 @@ import attrs
 
 from .declarations import REQUIRED, setting
 
-DEFAULT_BLOCK_SIZE = 16
-VLLM_BLOCK_SIZE = 32
-"""What vLLM's attention takes nearly everywhere: on CPUs it needs multiples of 32, on most GPUs of 16."""
-
 
 @attrs.frozen
 class KvEventsConfig:
@@ -63,9 +59,13 @@ class EngineConfig:
     quantization: str | None = setting(
         None,
         "--quantization",
-        choices=("int8", "int4", "int4-g32", "int4-g128"),
+        choices=(
+            *("int8", "int4", "int4-g32", "int4-g128"),
+            *("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel"),
+            *("int8_per_channel_weight_only", "mxfp8", "mxfp4", "nvfp4_per_token"),
+        ),
         help="quantize weights while loading: one scale per row, or one per group of 32 (`int4`) or 128 inputs; "
-        "embedding and output head as int8 (docs/operate/models.md)",
+        "embedding and output head as int8 (docs/operate/models.md); from `fp8` on: vLLM's, with `--executor vllm`",
     )
     activations: str = setting(
         "auto",
@@ -74,13 +74,20 @@ class EngineConfig:
         help="data type of the activations that quantized weights are multiplied with; `auto`: int8 if the checkpoint "
         "was made for it, else `float`: bfloat16 if the processor multiplies it, else float32, whatever the data type",
     )
-    block_size: int = setting(
-        DEFAULT_BLOCK_SIZE,
-        "--block-size",
+    tensor_parallel_size: int = setting(
+        1,
+        "--tensor-parallel-size",
+        "-tp",
         minimum=1,
-        help="tokens in a KV block",
-        resolved=f"{DEFAULT_BLOCK_SIZE}; {VLLM_BLOCK_SIZE} with --executor vllm",
+        help="ranks, each a process with a device of its own, among which each matrix is divided; more than one: only "
+        "with `--executor vllm` (docs/operate/executors.md)",
     )
+    trust_remote_code: bool = setting(
+        False,
+        "--trust-remote-code",
+        help="let `--executor vllm` run Python code from the checkpoint's folder, which may do whatever the server may",
+    )
+    block_size: int = setting(16, "--block-size", minimum=1, help="tokens in a KV block")
     kv_cache_bytes: int | None = setting(
         None,
         "--kv-cache-memory",

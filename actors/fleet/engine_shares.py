@@ -50,7 +50,7 @@ class Slot:
     """None: all that the server may use."""
     num_threads: int
     gpu: str | None
-    """As CUDA_VISIBLE_DEVICES names it; None: all that are visible."""
+    """As CUDA_VISIBLE_DEVICES names it, or several if it has several ranks; None: all that are visible."""
 
 
 class EngineShares:
@@ -71,7 +71,9 @@ class EngineShares:
         self._environment = environment
         self._available = available
         self._num_parts = max(config.num_engines, config.max_engines, 1)
-        self._slots = make_slots(self._num_parts, config.engine.executor, machine)
+        self._slots = make_slots(
+            self._num_parts, config.engine.executor, machine, gpus_each=config.engine.tensor_parallel_size
+        )
         self._taken: dict[int, int] = {}
         self._free_at_start = available() if self._num_parts > 1 else None
         if config.engine.kv_events is not None and self._num_parts > 1:
@@ -128,14 +130,20 @@ class EngineShares:
         return environment
 
 
-def make_slots(num_engines: int, executor: str, machine: Machine) -> tuple[Slot, ...]:
-    """Cut the machine into a slot for each engine; into more if it has more GPUs, for engines that are added later."""
+def make_slots(num_engines: int, executor: str, machine: Machine, *, gpus_each: int = 1) -> tuple[Slot, ...]:
+    """Cut the machine into a slot for each engine; into more if it has more GPUs, for engines that are added later.
+
+    An engine of several ranks gets as many GPUs, unless the machine has fewer, which it finds out itself.
+    """
     if executor == "fake":
         return (Slot(None, 1, None),) * num_engines  # computes nothing
     if machine.gpus and (executor in ("triton", "vllm") or (executor == "auto" and machine.has_triton)):
-        num_slots = max(num_engines, len(machine.gpus))
+        num_groups = max(1, len(machine.gpus) // gpus_each)
+        groups = [",".join(machine.gpus[index * gpus_each : (index + 1) * gpus_each]) for index in range(num_groups)]
         num_threads = max(1, machine.num_usable_cpus // num_engines)
-        return tuple(Slot(None, num_threads, machine.gpus[index % len(machine.gpus)]) for index in range(num_slots))
+        return tuple(
+            Slot(None, num_threads, groups[index % num_groups]) for index in range(max(num_engines, num_groups))
+        )
     if num_engines == 1:
         return (Slot(None, machine.num_usable_cpus, None),)
     parts = divide_cpus(machine, num_engines)

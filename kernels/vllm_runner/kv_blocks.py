@@ -4,10 +4,11 @@ vLLM's attention multiplies slots that are not written yet by 0, which does not 
 has left in a block would break the next one. So a block is cleared before its first slot is written. The runner could
 do both itself, but would clear before it copies, and a pass may write to a block that it also copies from.
 
-The runner keeps a tensor for each layer, whose first dimension is the block. On the host a block is its parts in all
-layers, one after the other.
+The runner keeps a tensor for each layer, whose first dimension is the block. On the host a block is the parts of all
+ranks, one after the other, and in each its parts in all layers. A rank reads and writes its own.
 
-What must always hold: layers that share their keys and values are copied once; a block has `num_bytes` bytes.
+What must always hold: layers that share their keys and values are copied once; a block has `num_bytes` bytes, of which
+`own_bytes` are this rank's.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import torch
 
 
 class KVBlocks:
-    """The tensors of all layers."""
+    """The tensors of all layers, as one rank has them."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], num_blocks: int) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], num_blocks: int, rank: int = 0, num_ranks: int = 1) -> None:
         """Raises ValueError for tensors that are not divided into blocks by their first dimension."""
+        self._rank = rank
         distinct = {tensor.data_ptr(): tensor for tensor in tensors}
         for tensor in distinct.values():
             if len(tensor) != num_blocks or not tensor[0].is_contiguous():
@@ -32,11 +34,10 @@ class KVBlocks:
                     f"keeps one of shape {tuple(tensor.shape)}"
                 )
         self._layers = [tensor.view(torch.uint8).flatten(1) for tensor in distinct.values()]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one block in all layers."""
-        return sum(layer.shape[1] for layer in self._layers)
+        self.own_bytes = sum(layer.shape[1] for layer in self._layers)
+        """Of one block in all layers of this rank."""
+        self.num_bytes = self.own_bytes * num_ranks
+        """Of one block in all layers of all ranks, which have equal parts."""
 
     @torch.inference_mode()
     def prepare(self, copies: Sequence[tuple[int, int]], fresh: Sequence[int]) -> None:
@@ -52,7 +53,7 @@ class KVBlocks:
 
     @torch.inference_mode()
     def read(self, blocks: Sequence[int], to: memoryview) -> None:
-        """Copy blocks to the host. Raises ValueError for memory of another size."""
+        """Copy this rank's parts of blocks to the host. Raises ValueError for memory of another size."""
         for layer_x, host_x in self._parts(blocks, to):
             if layer_x.is_cpu:
                 np.copyto(host_x, layer_x.numpy())  # without the GIL, in this thread alone
@@ -68,18 +69,12 @@ class KVBlocks:
             else:
                 layer_x.copy_(torch.from_numpy(host_x))
 
-    @torch.inference_mode()
-    def fill(self, value: float, dtype: torch.dtype) -> None:
-        """Overwrite every slot; tests fill the cache with NaN."""
-        for layer_Bx in self._layers:
-            layer_Bx.view(dtype).fill_(value)
-
     def _parts(self, blocks: Sequence[int], memory: memoryview) -> Iterator[tuple[torch.Tensor, npt.NDArray[np.uint8]]]:
         if memory.nbytes != len(blocks) * self.num_bytes:
             raise ValueError(f"{memory.nbytes} bytes for {len(blocks)} blocks of {self.num_bytes}")
         host_x = np.frombuffer(memory, np.uint8)
-        start = 0
-        for block in blocks:
+        for index, block in enumerate(blocks):
+            start = index * self.num_bytes + self._rank * self.own_bytes
             for layer_Bx in self._layers:
                 part_x = layer_Bx[block]
                 yield part_x, host_x[start : start + len(part_x)]

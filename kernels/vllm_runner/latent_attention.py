@@ -1,6 +1,6 @@
 """Multi-head latent attention on CPUs without AMX, where vLLM computes whole prompts only: no chunk, no cached prefix.
 
-`vllm_loading.py` calls `expand_latents` before vLLM reads a model's config. vLLM then computes such a model (DeepSeek
+`rank_loading.py` calls `expand_latents` before vLLM reads a model's config. vLLM then computes such a model (DeepSeek
 and its relatives) with ordinary attention: keys and values of every head are made from the latents and kept, which
 takes several times the memory in the KV cache, and serves chunks and prefixes like any other model.
 

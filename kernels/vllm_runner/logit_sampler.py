@@ -27,6 +27,8 @@ from ..sampling.logprobs import add_scores, score_rows
 from ..sampling.oracle import draw
 from ..step_errors import RunnerDiverged
 from ..step_types import Scores
+from .followers import Followers
+from .rank_messages import ComputeHead, RowsDrawn
 from .runner_requests import RunnerStep
 
 _NO_TOKEN = -1  # vLLM's PLACEHOLDER_TOKEN_ID
@@ -48,8 +50,10 @@ class _Pass:
 class LogitSampler:
     """Stands where the runner has its own sampler."""
 
-    def __init__(self, runner: Any, num_threads: int) -> None:
+    def __init__(self, runner: Any, num_threads: int, followers: Followers) -> None:
+        """`followers` are told what was drawn, and take part in computing logits."""
         self._runner = runner
+        self._followers = followers
         self._theirs = runner.sampler
         self._pass: _Pass | None = None
         self._draw: Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]] = draw
@@ -74,27 +78,23 @@ class LogitSampler:
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
         """Draw for the rows that do, from the logits of each row's last token, in the runner's order."""
-        from vllm.v1.outputs import SamplerOutput
-
         one_pass = self._pass
         if one_pass is None:
             raise RunnerDiverged("vLLM's runner samples outside of a pass")
         batch, step = one_pass.batch, one_pass.step
         order = check_batch(self._runner.input_batch, self._runner.input_ids.cpu, step)
         rows = [row for row, samples in enumerate(batch.samples) if samples]
-        # two columns, because a row of these may yield no token at all
-        ids_M2 = torch.full((len(order), 2), _NO_TOKEN, dtype=torch.int32)
         if rows:
             place_of = {row: place for place, row in enumerate(order)}
             places = [place_of[row] for row in rows]
             # a copy in any case: rules change it
             one_pass.logits_MV = logits[places].to("cpu", torch.float32).contiguous()
             drawn = Drawn.of(batch, rows, self._draw(batch, rows, one_pass.logits_MV.numpy()))
-            ids_M2[places, 0] = torch.tensor(drawn.token_ids, dtype=torch.int32)
         else:
             drawn = Drawn([], [])
+        self._followers.tell(RowsDrawn(order, rows, drawn.token_ids))
         one_pass.drawn = drawn
-        return SamplerOutput(sampled_token_ids=ids_M2.to(logits.device), logprobs_tensors=None)
+        return drawn_output(order, rows, drawn.token_ids, logits.device)
 
     def finish(self, hidden_states_ND: torch.Tensor) -> Drawn:
         """Return what was drawn, with scores if any are requested. `hidden_states_ND` are in the runner's order."""
@@ -107,11 +107,25 @@ class LogitSampler:
         flat = _flat_places(step, [step.request_ids.index(name) for name in self._runner.input_batch.req_ids])
 
         def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
-            logits_NV = self._runner.model.compute_logits(hidden_states_ND[[flat[token] for token in tokens]])
+            places = [flat[token] for token in tokens]
+            with self._followers.entering(ComputeHead(places)):
+                logits_NV = self._runner.model.compute_logits(hidden_states_ND[places])
             return logits_NV.to("cpu", torch.float32).contiguous(), range(len(tokens))
 
         drawn_logits = (one_pass.logits_MV, range(len(one_pass.drawn.rows)))
         return add_scores(one_pass.drawn, batch.scoring, drawn_logits, head, self._score, at_once=_SCORED_AT_ONCE)
+
+
+def drawn_output(order: list[int], rows: list[int], token_ids: list[int], device: torch.device) -> Any:
+    """Return what the runner expects of a sampler: the tokens of these rows of the step, in the runner's order."""
+    from vllm.v1.outputs import SamplerOutput
+
+    # two columns, because a row of these may yield no token at all
+    ids_M2 = torch.full((len(order), 2), _NO_TOKEN, dtype=torch.int32)
+    if rows:
+        place_of = {row: place for place, row in enumerate(order)}
+        ids_M2[[place_of[row] for row in rows], 0] = torch.tensor(token_ids, dtype=torch.int32)
+    return SamplerOutput(sampled_token_ids=ids_M2.to(device), logprobs_tensors=None)
 
 
 def _flat_places(step: RunnerStep, order: list[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 The executor makes one through `load_backend` and calls `step` once a pass, from one thread. A pass is one message to
 vLLM's worker (`runner_requests.py`, `scheduler_message.py`) and tokens that we draw from its logits
-(`logit_sampler.py`).
+(`logit_sampler.py`). With several ranks, this process is the first of them, and the others follow (`followers.py`).
 
 What must always hold: the runner computes exactly the rows of the batch, which is checked in each pass; after a pass
 that raised, it is told of every sequence anew. Results are not invariant: they depend on the batch, on chunks and on
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from ..backend import BackendConfig, Capabilities, RunsAtOnce
 from ..batch import Drawn, StepBatch
 from ..step_errors import RunnerDiverged
+from .block_arenas import BlockArenas
 from .logit_sampler import LogitSampler
+from .rank_messages import RunPass
 from .runner_requests import RunnerRequests
 from .scheduler_message import Messages
 from .vllm_loading import load
@@ -34,10 +35,13 @@ class VllmBackend(RunsAtOnce):
         Raises ValueError without a supported vLLM, and for a model or a setting that is not served.
         """
         loaded = load(config)
-        self._executor, self._runner, self.blocks = loaded.executor, loaded.runner, loaded.blocks
+        self._rank = loaded.rank
+        self._executor, self._runner, self.blocks = loaded.rank.executor, loaded.rank.runner, loaded.rank.blocks
+        self._followers = loaded.followers
+        self._arenas = BlockArenas(self.blocks, self._followers)
         self.memory_plan = loaded.memory_plan
-        num_threads = torch.get_num_threads()
-        self._sampler = LogitSampler(self._runner, num_threads)
+        num_threads = loaded.num_threads or torch.get_num_threads()
+        self._sampler = LogitSampler(self._runner, num_threads, self._followers)
         self._runner.sampler = self._sampler
         self._requests = RunnerRequests(config.max_num_seqs, config.block_size)
         self._messages = Messages(config.max_model_len)
@@ -48,7 +52,7 @@ class VllmBackend(RunsAtOnce):
             kv_cache_dtype=loaded.dtype,
             weights=loaded.quantization or loaded.dtype,
             strict_is_free=False,
-            num_threads=num_threads if loaded.is_on_cpu else None,
+            num_threads=loaded.num_threads,
             library=loaded.library,
         )
 
@@ -58,13 +62,16 @@ class VllmBackend(RunsAtOnce):
         try:
             self._sampler.begin(batch, step)
             self.blocks.prepare(batch.copies, step.fresh_blocks)
-            if self._executor.execute_model(self._messages.step(step)) is not None:
-                raise RunnerDiverged("vLLM's runner has answered a pass without running it")
+            message = self._messages.step(step)
+            with self._followers.entering(RunPass(step, batch.copies)):
+                if self._executor.execute_model(message) is not None:
+                    raise RunnerDiverged("vLLM's runner has answered a pass without running it")
             hidden_states_ND = self._runner.execute_model_state.hidden_states
             self._executor.sample_tokens(None)
             with torch.inference_mode():
                 drawn = self._sampler.finish(hidden_states_ND)
         except BaseException:
+            self._followers.abandon()
             self._runner.execute_model_state = None  # else it would wait for the rest of this pass
             self._requests.forget()
             raise
@@ -72,19 +79,16 @@ class VllmBackend(RunsAtOnce):
         return drawn
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
-        return np.empty(num_blocks * self.memory_plan.block_bytes, np.uint8).data
+        return self._arenas.allocate(num_blocks)
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
-        self.blocks.read(blocks, to)
+        self._arenas.read(blocks, to)
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
-        self.blocks.write(blocks, source)
+        self._arenas.write(blocks, source)
 
     def close(self) -> None:
         """Let vLLM free its memory. Threads of its libraries stay until the process ends."""
-        from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-
-        self._executor.shutdown()
-        destroy_model_parallel()
-        destroy_distributed_environment()
-        del self._executor, self._runner, self._sampler, self.blocks
+        self._followers.close()
+        del self._executor, self._runner, self._sampler, self.blocks, self._arenas
+        self._rank.close()

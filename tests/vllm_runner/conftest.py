@@ -11,7 +11,9 @@ import pytest
 from tests.kernels.kernel_checkpoints import make_checkpoint
 from tests.vllm_runner.vllm_backends import MISSING, close_all
 
-collect_ignore = [f"test_vllm_{part}.py" for part in ("backend", "engine", "models", "served")] if MISSING else []
+collect_ignore = (
+    [f"test_vllm_{part}.py" for part in ("backend", "engine", "models", "ranks", "served")] if MISSING else []
+)
 
 
 @pytest.fixture(scope="session")

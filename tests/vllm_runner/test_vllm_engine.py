@@ -82,13 +82,14 @@ async def test_counts() -> None:
     assert positions == [len(first), len(second)]
 
 
-async def test_preempted() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_preempted(ranks: int) -> None:
     """A cache too small for all: some are preempted and computed again, and say what they say alone."""
     asked = [prompt[7 * at :] for at, prompt in enumerate(prompts())]  # no common prefix
     num_blocks = 2 + 2 * -(-len(asked[0]) // SIZE)  # with the null block: two prompts, and one block for both to grow
     async with open_vllm() as client:
         alone = [await greedy(client, prompt, max_tokens=40) for prompt in asked]
-    async with open_vllm(num_blocks=num_blocks, max_model_len=400) as client:
+    async with open_vllm(num_blocks=num_blocks, max_model_len=400, tensor_parallel_size=ranks) as client:
         together = await beside(client, asked, max_tokens=40)
         await settle(client)
         assert value_of(client.runtime.metrics.num_preemptions) > 0
@@ -170,10 +171,12 @@ async def test_grammars() -> None:
     assert num_whole >= 2
 
 
-async def test_host_tier() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_host_tier(ranks: int) -> None:
     """Prompts come and go over a cache that holds two of four: what comes back from the host says the same."""
     asked = [prompt[7 * at :] for at, prompt in enumerate(prompts())]
-    async with open_vllm(num_blocks=26, max_model_len=400, kv_host_memory=64 << 20, max_num_seqs=2) as client:
+    changes = {"num_blocks": 26, "max_model_len": 400, "max_num_seqs": 2, "tensor_parallel_size": ranks}
+    async with open_vllm(kv_host_memory=64 << 20, **changes) as client:
         cold = [await greedy(client, prompt) for prompt in asked]
         await greedy(client, [5], max_tokens=1)  # whose report says what was stored before
         warm = [await greedy(client, prompt) for prompt in asked]

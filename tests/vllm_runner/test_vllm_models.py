@@ -5,6 +5,9 @@ The logits that vLLM's runner hands to our sampler are compared with transformer
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,12 @@ from transformers import (
     Starcoder2Config,
 )
 
+from quipu.kernels.checkpoints import progress
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
 from tests.kernels.oracles import TOLERANCES, differences
-from tests.vllm_runner.vllm_backends import SIZE, open_backend, vllm_marks
+from tests.vllm_runner.vllm_backends import SIZE, close_all, open_backend, vllm_marks
 
 pytestmark = vllm_marks
 
@@ -188,6 +192,70 @@ def test_unknown_model_is_refused(tmp_path: Path) -> None:
         VllmBackend(backend_config(tmp_path, block_size=SIZE))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("fp8_per_block", "--quantization fp8_per_block: vLLM cannot load this here"), ("int8", "no method of vLLM's")],
+)
+def test_quantizations_that_are_refused(qwen3: Path, name: str, message: str) -> None:
+    """A method for which vLLM has no kernel here, and one that is not vLLM's."""
+    with pytest.raises(ValueError, match=message):
+        VllmBackend(backend_config(qwen3, block_size=SIZE, dtype="bfloat16", quantization=name))
+
+
+def test_quantized_while_loading(qwen3: Path) -> None:
+    """A method for which it has one: near the logits of the weights as they are, and not equal."""
+    tokens, blocks = prompt(LENGTH, seed=9), scattered_blocks(7, seed=4)
+    row = {"position": 0, "token_ids": tokens, "blocks": blocks}
+    plain = logits_of(open_backend(qwen3, dtype="bfloat16"), row)
+    backend = open_backend(qwen3, dtype="bfloat16", quantization="fp8_per_channel")
+    assert backend.capabilities.weights == "fp8_per_channel"
+    quantized = logits_of(backend, row)
+    assert not torch.equal(plain, quantized)
+    assert torch.nn.functional.cosine_similarity(plain, quantized, dim=-1).min() > 0.97
+
+
+def test_progress(qwen3: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says how many of the checkpoint's bytes are read, as with other executors; nothing for random weights."""
+    monkeypatch.setattr(progress, "_INTERVAL_S", 0.0)
+    caplog.set_level(logging.INFO, "quipu.kernels")
+    close_all()
+    open_backend(qwen3)
+    said = [record.getMessage() for record in caplog.records if record.name == progress.__name__]
+    num_bytes = sum(file.stat().st_size for file in qwen3.glob("*.safetensors"))
+    assert len(said) > 5 and all(line.startswith("loading weights: ") for line in said[:-1])
+    assert said[0].endswith(f"of {num_bytes} bytes") and said[-2].startswith(f"loading weights: {99} %")
+    assert said[-1].startswith("weights are loaded: ")
+    caplog.clear()
+    open_backend(qwen3, load_format="dummy")
+    assert not [record for record in caplog.records if record.name == progress.__name__]
+
+
+CODE = """
+import os
+
+from transformers import PretrainedConfig
+
+os.environ["CODE_OF_THE_CHECKPOINT"] = "was run"
+
+
+class Made(PretrainedConfig):
+    model_type = "made"
+"""
+
+
+def test_remote_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of a checkpoint is run only if it is trusted, and refused by the flag's name otherwise."""
+    (tmp_path / "made.py").write_text(CODE)
+    entries = {"architectures": ["MadeForCausalLM"], "model_type": "made", "auto_map": {"AutoConfig": "made.Made"}}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    monkeypatch.setenv("CODE_OF_THE_CHECKPOINT", "was not run")
+    for trusts, message in ((False, "trust-remote-code|trust_remote_code"), (True, "MadeForCausalLM")):
+        assert os.environ["CODE_OF_THE_CHECKPOINT"] == "was not run"
+        with pytest.raises(ValueError, match=message):
+            VllmBackend(backend_config(tmp_path, block_size=SIZE, max_model_len=64, trust_remote_code=trusts))
+    assert os.environ["CODE_OF_THE_CHECKPOINT"] == "was run"
+
+
 @pytest.mark.parametrize("size", [16, 48])
 def test_block_sizes(qwen3: Path, size: int) -> None:
     """Sizes that the attention does not take are refused with the flag that helps."""
@@ -211,6 +279,7 @@ def test_memory(qwen3: Path) -> None:
     plan = open_backend(qwen3, num_blocks=None).memory_plan
     assert plan.num_blocks == 1 + 16 * 1024 // SIZE and plan.workspace_bytes is not None
     assert block_bytes == 2 * 2 * 2 * SIZE * 32 * 4  # keys and values, layers, heads, slots, elements, bytes
+    close_all()
     with pytest.raises(ValueError, match="max_model_len"):
         VllmBackend(backend_config(qwen3, block_size=SIZE, num_blocks=9, enforce_eager=True))
     shorter = open_backend(qwen3, num_blocks=9, may_shorten=True)

@@ -7,8 +7,13 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from quipu.actors.config.declarations import settings_of
+from quipu.actors.config.engine_config import EngineConfig
+from quipu.kernels.backend import QUANTIZED_BY_VLLM
+from quipu.kernels.checkpoints.quantizing import QUANTIZATIONS
 from quipu.kernels.load import load_backend
 from quipu.kernels.vllm_runner.vllm_settings import check_installed, engine_arguments
 from tests.kernels.kernel_checkpoints import backend_config
@@ -71,6 +76,21 @@ def test_refused_by_name(changes: dict[str, Any], message: str) -> None:
         engine_arguments(backend_config(TINY, **changes))
 
 
+@pytest.mark.parametrize("executor", ["auto", "cpu", "reference", "triton", "fake"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2: .* only --executor vllm"),
+        ({"trust_remote_code": True}, "--trust-remote-code: .* only --executor vllm"),
+        ({"quantization": "fp8"}, "--quantization fp8: .* only --executor vllm"),
+    ],
+)
+def test_only_vllm_has_them(executor: str, changes: dict[str, Any], message: str) -> None:
+    """Other executors refuse, by name, what they would ignore."""
+    with pytest.raises(ValueError, match=message):
+        load_backend(executor, backend_config(TINY, **changes))
+
+
 def test_arguments() -> None:
     """Blocks, prefixes and steps are ours: vLLM caches no prefix, and has room for the largest step."""
     config = backend_config(Path("model"), max_num_seqs=64, max_num_batched_tokens=32, dtype="bfloat16")
@@ -78,8 +98,19 @@ def test_arguments() -> None:
     assert arguments["enable_prefix_caching"] is False and arguments["disable_hybrid_kv_cache_manager"] is True
     assert arguments["max_num_batched_tokens"] == arguments["max_num_seqs"] == 64
     assert (arguments["model"], arguments["block_size"], arguments["dtype"]) == ("model", 16, "bfloat16")
-    assert arguments["trust_remote_code"] is False
+    assert arguments["trust_remote_code"] is False and arguments["tensor_parallel_size"] == 1
+    more = engine_arguments(attrs.evolve(config, trust_remote_code=True, tensor_parallel_size=4))
+    assert more["trust_remote_code"] is True and more["tensor_parallel_size"] == 4
     assert engine_arguments(backend_config(Path("model"), kv_cache_dtype="float16", dtype="float16"))
+
+
+def test_quantizations() -> None:
+    """The flag offers our methods and vLLM's, and vLLM is given its own."""
+    (declared,) = (one for one in settings_of(EngineConfig) if one.attribute == "quantization")
+    assert declared.choices == (*QUANTIZATIONS, *QUANTIZED_BY_VLLM)
+    for name in QUANTIZED_BY_VLLM:
+        assert engine_arguments(backend_config(TINY, quantization=name))["quantization"] == name
+    assert engine_arguments(backend_config(TINY))["quantization"] is None
 
 
 @pytest.mark.parametrize("entry", ["dtype", "torch_dtype"])

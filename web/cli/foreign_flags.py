@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-_UNDIVIDED = "a model is not divided; --engines N runs N of it"
-
 
 def _by_flag(advice: dict[str, str]) -> dict[str, str]:
     return {flag: text for flags, text in advice.items() for flag in flags.split()}
@@ -27,6 +25,7 @@ USE: Final = _by_flag(
         "--max-running-requests": "use --max-num-seqs instead",
         "--mem-fraction-static": "use --gpu-memory-utilization instead",
         "--page-size": "use --block-size instead",
+        "--tp --tp-size": "use --tensor-parallel-size instead",
         "--schedule-policy": "use --scheduling-policy instead",
         "--uvicorn-log-level": "use --log-level instead",
         "--max-queued-requests": "use --max-waiting-requests instead",
@@ -58,10 +57,11 @@ NEEDLESS: Final = _by_flag(
 )
 ABSENT: Final = _by_flag(
     {
-        "--tensor-parallel-size --tp --tp-size -tp --enable-expert-parallel": _UNDIVIDED,
-        "--pipeline-parallel-size -pp --pp-size": _UNDIVIDED,
-        "--distributed-executor-backend": "a model is not divided; --engines ray:N runs engines on a Ray cluster",
-        "--trust-remote-code": "code of a checkpoint is never run",
+        "--enable-expert-parallel": "experts are divided like other matrices (--tensor-parallel-size)",
+        "--pipeline-parallel-size -pp --pp-size": "each matrix of a model is divided (--tensor-parallel-size), not its "
+        "layers",
+        "--distributed-executor-backend": "ranks are processes of one machine; --engines ray:N runs engines on a Ray "
+        "cluster",
         "--chat-template": "it is the checkpoint's (chat_template.jinja in its folder)",
         "--revision": "download that revision and name its folder",
         "--download-dir": "set HF_HOME instead",

@@ -40,6 +40,8 @@ def load_executor(config: EngineConfig) -> Executor:
         quantization=config.quantization,
         activations=config.activations,
         enforce_eager=config.enforce_eager,
+        tensor_parallel_size=config.tensor_parallel_size,
+        trust_remote_code=config.trust_remote_code,
     )
     backend = load_backend(config.executor, backend_config)
     if isinstance(backend, FakeBackend):

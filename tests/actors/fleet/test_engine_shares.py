@@ -154,6 +154,21 @@ def test_gpu_each(
     assert {share.environment["OMP_NUM_THREADS"] for share in found} == {str(max(1, 8 // num_engines))}
 
 
+@pytest.mark.parametrize(
+    ("num_engines", "expected"),
+    [(2, ["0,1", "2,3"]), (3, ["0,1", "2,3", "0,1"])],
+)
+def test_gpus_of_ranks(num_engines: int, expected: list[str]) -> None:
+    """Engines of two ranks get two GPUs each; one that is left over is not used."""
+    slots = make_slots(num_engines, "vllm", machine_of(EIGHT, "0", "1", "2", "3", "4"), gpus_each=2)
+    assert [slot.gpu for slot in slots] == expected
+    assert [slot.gpu for slot in make_slots(1, "vllm", machine_of(EIGHT, "0"), gpus_each=2)] == ["0"]
+    config = config_of(num_engines, "vllm")
+    config = attrs.evolve(config, engine=attrs.evolve(config.engine, tensor_parallel_size=2))
+    found = all_of(shares_of(config, machine_of(EIGHT, "0", "1", "2", "3")), num_engines)
+    assert [share.environment["CUDA_VISIBLE_DEVICES"] for share in found] == expected
+
+
 @pytest.mark.parametrize(("executor", "has_triton"), [("cpu", True), ("reference", True), ("auto", False)])
 def test_gpus_unused(executor: str, has_triton: bool) -> None:
     """Engines that compute on CPUs are pinned to them, whatever GPUs there are."""
