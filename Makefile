@@ -16,6 +16,7 @@ GPU_PYTHON ?= python3
 TORCH := 2.13.0
 TRITON := 3.9.0
 VLLM := 0.32.0
+VLLM_TESTS := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(VLLM_VENV)/bin/python -m pytest
 PEERS := .peers/vllm
 SCHEMAS := .peers/schemas
 SUITE := 4.26.0
@@ -23,7 +24,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton test-vllm gpu gpu-wheels kill-ledger chaos test-nodes mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton test-vllm test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -93,7 +94,12 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/installed ## test `--executor vllm` with vLLM's build for CPUs (3 GB; docs/operate/executors.md)
-	OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(VLLM_VENV)/bin/python -m pytest tests/vllm_runner --durations 5 $(ARGS)
+	$(VLLM_TESTS) -m 'not slow' tests/vllm_runner --durations 5 $(ARGS)
+	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -m 'not slow' -n 2 $$($(BIN)/python -m tests.vllm_runner.elsewhere) $(ARGS)
+
+test-vllm-long: $(VLLM_VENV)/installed ## the same with more models, fault tests and engines (about 25 minutes)
+	$(VLLM_TESTS) tests/vllm_runner --durations 5 $(ARGS)
+	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -n 2 $$($(BIN)/python -m tests.vllm_runner.elsewhere --all) $(ARGS)
 
 # vLLM's own packages first, so that pip sees nothing else; the rest comes from the tests' environment. It forbids the
 # llguidance that our grammars need, and imports it only for grammars of its own.
@@ -123,6 +129,9 @@ kill-ledger: install-test ## kill servers 200 times, and check that no usage rec
 
 chaos: install-test ## kill engines and take resources away under load, and check every answer and record (ARGS=--minutes 5)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+chaos-vllm: $(VLLM_VENV)/installed ## the same with `--executor vllm` (ARGS=--minutes 2)
+	@$(VLLM_VENV)/bin/python -m tests.chaos --executor vllm $(ARGS)
 
 test-installs: install-test ## install into clean environments of several Pythons and pips, and serve and chat in each (docs/operate/installing.md)
 	@$(BIN)/python -m tests.installs $(ARGS)

@@ -20,8 +20,15 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  
 
 from tests.e2e.shared_servers import TOGETHER
 from tests.postgres import postgres, postgres_cluster, pytest_terminal_summary
+from tests.tiny import EXECUTOR
 
 __all__ = ["postgres", "postgres_cluster", "pytest_terminal_summary"]
+
+if EXECUTOR == "vllm":
+    from tests.vllm_runner.elsewhere import LEFT_OUT
+    from tests.vllm_runner.fake_over_vllm import load_vllm_first, sound_passes
+
+    __all__ += ["sound_passes"]
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -34,11 +41,21 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Replace ignored signals by handlers that do nothing: children inherit the former, under `nohup` for example."""
+    if EXECUTOR == "vllm" and not config.getoption("numprocesses", None):
+        load_vllm_first()
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what cannot run on vLLM, if that is under test."""
+    if EXECUTOR == "vllm":
+        left_out = [item for item in items if getattr(item, "originalname", item.name) in LEFT_OUT]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_xdist_auto_num_workers() -> int:

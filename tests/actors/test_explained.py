@@ -9,7 +9,7 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.block_manager import MissReason
 from quipu.actors.messages.explanations import AdviceCode, BlockSource, ExplainedPrompt, Explanation
 from tests.prompts import prompt_of
-from tests.runtimes import Answer, Client, kill_engine, small_runtime
+from tests.runtimes import BLOCK, MAX_MODEL_LEN, Answer, Client, full_blocks, kill_engine, small_runtime
 
 
 def explained(client: Client, answer: Answer) -> Explanation:
@@ -34,37 +34,44 @@ async def test_numbers_are_the_records(autojump_clock: trio.abc.Clock) -> None:
         await client.ask(prompt)
         answer = await client.ask([*prompt, 5], prompt_of(40, 2), n=2)
         found, record = explained(client, answer), answer.record
-    assert (found.prompt_tokens, found.cached_tokens) == (record.prompt_tokens, record.cached_tokens) == (91, 48)
+    assert (
+        (found.prompt_tokens, found.cached_tokens)
+        == (record.prompt_tokens, record.cached_tokens)
+        == (91, full_blocks(50))
+    )
     assert sum(prompt.prompt_tokens or 0 for prompt in found.prompts) == 91
-    assert [prompt.cached_tokens for prompt in found.prompts] == [48, 0]
+    assert [prompt.cached_tokens for prompt in found.prompts] == [full_blocks(50), 0]
     assert sum(prompt.restored_tokens or 0 for prompt in found.prompts) == record.restored_tokens
     assert sum(prompt.recomputed_tokens or 0 for prompt in found.prompts) == record.recomputed_tokens
-    assert sources(found.prompts[0]) == [(0, 48, "reused"), (48, 51, "computed")]
+    full = full_blocks(50)
+    assert sources(found.prompts[0]) == [(0, full, "reused"), (full, 51, "computed")]
     assert sources(found.prompts[1]) == [(0, 40, "computed")]
 
 
 async def test_copied_blocks(autojump_clock: trio.abc.Clock) -> None:
     """A prompt of whole blocks that is sent again reuses all but the last, which is copied but for its last token."""
     async with small_runtime() as client:
-        await client.ask(prompt_of(48, 1))
-        prompt = only_prompt(client, await client.ask(prompt_of(48, 1)))
-    assert sources(prompt) == [(0, 32, "reused"), (32, 47, "copied"), (47, 48, "computed")]
+        await client.ask(prompt_of(3 * BLOCK, 1))
+        prompt = only_prompt(client, await client.ask(prompt_of(3 * BLOCK, 1)))
+    last = 3 * BLOCK - 1
+    assert sources(prompt) == [(0, 2 * BLOCK, "reused"), (2 * BLOCK, last, "copied"), (last, last + 1, "computed")]
 
 
 async def test_diverged_from(autojump_clock: trio.abc.Clock) -> None:
     """The request that wrote the differing block is named; none is if the cached prefix ends or nothing is shared."""
-    prompt = prompt_of(50, 1)
+    prompt = prompt_of(3 * BLOCK + 2, 1)
+    late, early = 2 * BLOCK + 8, BLOCK + 5
     async with small_runtime() as client:
         first = await client.ask(prompt, max_tokens=1)
-        other = await client.ask([*prompt[:40], 7, *prompt[41:]], max_tokens=1)
-        third = await client.ask([*prompt[:21], 9, *prompt[22:]], max_tokens=1)
+        other = await client.ask([*prompt[:late], 7, *prompt[late + 1 :]], max_tokens=1)
+        third = await client.ask([*prompt[:early], 9, *prompt[early + 1 :]], max_tokens=1)
         last = await client.ask([5, *prompt], max_tokens=1)
         longer = await client.ask(prompt + prompt_of(30, 4), max_tokens=1)
         ends = [only_prompt(client, answer).ended for answer in (first, other, third, last, longer)]
     assert all(end is not None for end in ends)
     from_first = first.record.request_id
     assert [end and end.diverged_from for end in ends] == [None, from_first, from_first, None, None]
-    assert [end and end.miss.token for end in ends] == [0, 40, 21, 0, 48]
+    assert [end and end.miss.token for end in ends] == [0, late, early, 0, 3 * BLOCK]
 
 
 async def test_evicted(autojump_clock: trio.abc.Clock) -> None:
@@ -98,11 +105,11 @@ async def test_small_pools_get_advice_and_large_ones_none(autojump_clock: trio.a
     """Conversations that return after others have evicted them get advice if the pool is too small, otherwise none."""
     for num_blocks, expected in ((64, 20), (1024, 0)):
         given = 0
-        async with small_runtime(num_blocks=num_blocks, max_model_len=1008, watermark=0.0) as client:
+        async with small_runtime(num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, watermark=0.0) as client:
             for seed in range(20):
-                prompt = prompt_of(100 + 7 * seed, seed)
+                prompt = prompt_of((100 + 7 * seed) * BLOCK // 16, seed)
                 await client.ask(prompt, max_tokens=1)
-                await client.ask(prompt_of(950, 100 + seed), max_tokens=1)
+                await client.ask(prompt_of(950 * BLOCK // 16, 100 + seed), max_tokens=1)
                 shown = only_prompt(client, await client.ask([*prompt, 5], max_tokens=1))
                 assert [advice.code for advice in shown.advice] in ([], [AdviceCode.POOL_TOO_SMALL])
                 given += len(shown.advice)

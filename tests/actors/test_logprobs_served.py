@@ -22,7 +22,7 @@ from quipu.actors.messages.handler import ScoredDelta
 from quipu.actors.messages.scores import Scores, StepPayloads
 from quipu.kernels.fake import Dials
 from tests.fake_oracle import continuation, continuation_scores, prompt_scores
-from tests.runtimes import BLOCK, Client, small_runtime, text_of
+from tests.runtimes import BLOCK, Client, full_blocks, small_runtime, text_of
 from tests.tiny import TINY
 from tests.traps.wire import CHAT, COMPLETIONS, TIGHT, body, over_http, prompt_of, samples, settle
 from tests.vocabularies import Vocabulary
@@ -90,7 +90,7 @@ async def test_outputs_cold_warm_and_streamed(autojump_clock: trio.abc.Clock) ->
     expected = continuation_scores(PROMPT, 8, 3)
     async with small_runtime() as client:
         cold, warm = [await post(client, PROMPT, logprobs=3) for _ in range(2)]
-        assert (cached(cold), cached(warm)) == (0, 48), "only prompt logprobs need every position"
+        assert (cached(cold), cached(warm)) == (0, full_blocks(len(PROMPT))), "only prompt logprobs need every position"
         _, chunks = await over_http(client).stream(COMPLETIONS, body(PROMPT, logprobs=3, stream=True))
         streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks[:-1]]
         fields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 5}
@@ -137,7 +137,8 @@ async def test_scored_prompt_reads_no_blocks_but_writes_them(autojump_clock: tri
         (reported["cached_tokens"], reported["cache_write_tokens"])
         for reported in (answer["usage"]["prompt_tokens_details"] for answer in (writer, plain, again, longer))
     ]
-    assert numbers == [(0, 48), (48, 0), (0, 16), (64, 0)]
+    full, longest = full_blocks(len(PROMPT)), full_blocks(len(PROMPT) + 20)
+    assert numbers == [(0, full), (full, 0), (0, longest - full), (longest, 0)]
     for answer in (writer, again):
         (miss,) = answer["usage"]["prompt_tokens_details"]["cache_misses"]
         assert miss == {"reason": "needs_prompt_logprobs", "token": 0}

@@ -31,6 +31,7 @@ from tests.e2e.engine_list import engine_samples, list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command, start_quipu
 from tests.postgres import CannotRun, Postgres, running_cluster
 from tests.processes import eventually, free_ports, has_ended
+from tests.tiny import EXECUTOR
 
 FAKE = [
     *("--executor", "fake", "--fake-step-seconds", "0.005", "--max-num-seqs", "24", "--max-num-batched-tokens", "512"),
@@ -48,7 +49,7 @@ LONG, LONG_QUICK = 90, 12
 NUM_REPLACED = 4
 """Weight of replaced engines, where there are several, beside `Pace.kinds`."""
 DISK_MIB = 64
-START_S = 60.0
+START_S = 120.0
 
 
 @attrs.define
@@ -79,10 +80,11 @@ def run_load(
     if num_engines > 1:
         pace = attrs.evolve(pace, kinds=(*pace.kinds, *("replaced",) * NUM_REPLACED))
     with ExitStack() as stack:
-        scenes = [_fake_scene(folder, left_out, stack, num_engines, quick=quick)]
+        name, flags = ("tiny model on vLLM", TINY_MODEL) if EXECUTOR == "vllm" else ("fake executor", FAKE)
+        scenes = [_stored_scene(name, flags, folder, left_out, stack, num_engines, quick=quick)]
         if quick:
             left_out.append("the tiny model and PostgreSQL: --quick")
-        else:
+        elif EXECUTOR != "vllm":
             tiny = Scene("tiny model", folder / "tiny", TINY_MODEL, num_engines, NUM_TINY_CLIENTS, asks_fresh=False)
             scenes.append(tiny)
         servers = [stack.enter_context(_serving(scene)) for scene in scenes]
@@ -137,15 +139,25 @@ TOTALS = (
 )
 
 
-def _fake_scene(folder: Path, left_out: list[str], stack: ExitStack, num_engines: int, *, quick: bool) -> Scene:
+def _stored_scene(
+    name: str,
+    flags: list[str],
+    folder: Path,
+    left_out: list[str],
+    stack: ExitStack,
+    num_engines: int,
+    *,
+    quick: bool,
+) -> Scene:
     """Make the scene with the most clients: its files are on a small disk, its ledger in PostgreSQL."""
     disk = folder / "disk"
     disk.mkdir()
     why = stack.enter_context(small_disk(disk, DISK_MIB))
     if why is not None:
         left_out.append(f"disk full: {why}")
-    num_clients = NUM_QUICK if quick else NUM_CLIENTS
-    scene = Scene("fake executor", disk / "server", FAKE, num_engines, num_clients, asks_fresh=True)
+    is_fake = flags is FAKE
+    num_clients = NUM_QUICK if quick else NUM_CLIENTS if is_fake else NUM_TINY_CLIENTS
+    scene = Scene(name, disk / "server", flags, num_engines, num_clients, asks_fresh=is_fake)
     scene.disk = disk if why is None else None
     if not quick:
         try:

@@ -19,6 +19,7 @@ import attrs
 from tests.chaos.disturbances import Timeline
 from tests.chaos.questions import Answer, Clients, Content, Failed, Manner, Question, Refused, ask, fresh_question
 from tests.e2e.servers import Server
+from tests.near import same
 
 REFUSALS = {"disk full", "descriptors lowered", "memory lowered"}
 """Disturbances in which a server may refuse new requests."""
@@ -150,7 +151,7 @@ def agree(found: Content, expected: Content) -> bool:
         if isinstance(value, dict):
             if name not in found or not agree(found[name], value):
                 return False
-        elif found.get(name) != value:
+        elif not same(found.get(name), value):
             return False
     return True
 

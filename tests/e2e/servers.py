@@ -27,16 +27,19 @@ import openai
 from quipu.web.auth.key_file import hash_key
 from tests.e2e.launcher import Launched, launch
 from tests.processes import PATIENCE_S, eventually, has_ended
-from tests.tiny import TINY
+from tests.tiny import BLOCK, EXECUTOR, TINY, full_blocks
+
+__all__ = ["BLOCK", "full_blocks"]
 
 NAMED = os.environ.get("QUIPU_COMMAND")
 QUIPU = Path(NAMED or Path(sys.executable).with_name("quipu"))
 """The command under test; `test_wheel.py` sets that of an installed wheel."""
 Process = subprocess.Popen[bytes] | Launched
-BLOCK = 16
 SIZES = {"--num-blocks", "--kv-cache-memory", "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--executor"}
 """Flags on which the size of the cache depends; the fake executor's takes no memory."""
 NUM_BLOCKS = 1200
+READY_S = 200.0 if EXECUTOR == "vllm" else PATIENCE_S
+"""How long a server may take to be ready; vLLM is imported in ten seconds on an idle machine."""
 
 
 def serve_command(*flags: str) -> list[str]:
@@ -47,6 +50,8 @@ def serve_command(*flags: str) -> list[str]:
     if flags and not flags[0].startswith("-"):
         return ["serve", *flags]
     blocks = () if SIZES & set(flags) else ("--num-blocks", str(NUM_BLOCKS))
+    if EXECUTOR == "vllm" and "--executor" not in flags:
+        flags = ("--executor", "vllm", "--dtype", "float32", "--block-size", str(BLOCK), "--enforce-eager", *flags)
     return ["serve", str(TINY), "--served-model-name", "demo", *blocks, *flags]
 
 
@@ -220,7 +225,7 @@ class Server:
 
 @contextmanager
 def serving(
-    folder: Path, *flags: str, exit_code: int = 0, has_engine: bool = True, ready_s: float = PATIENCE_S
+    folder: Path, *flags: str, exit_code: int = 0, has_engine: bool = True, ready_s: float = READY_S
 ) -> Iterator[Server]:
     """Run `serve_command(*flags)` until the block is left; it must then exit with `exit_code` and leave no process."""
     process, log_path = start_quipu(folder, *serve_command(*flags), "--port", "0")
@@ -291,8 +296,3 @@ def usage_of(answer: Any) -> dict[str, Any]:
 def cached_of(answer: Any) -> int:
     cached: int = usage_of(answer)["prompt_tokens_details"]["cached_tokens"]
     return cached
-
-
-def full_blocks(num_tokens: int) -> int:
-    """Return the number of tokens in the full blocks of `num_tokens` tokens."""
-    return num_tokens // BLOCK * BLOCK

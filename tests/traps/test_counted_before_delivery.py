@@ -113,7 +113,7 @@ async def test_failed_load_is_computed(is_streamed: bool, autojump_clock: trio.a
 
 async def test_messages(autojump_clock: trio.abc.Clock) -> None:
     """In the Messages API the parts add up to the prompt in every event, whether the blocks arrive or not."""
-    system = [text("The cords are counted, every one of them. " * 9)]
+    system = [text("The cords are counted, every one of them. " * (9 * BLOCK // 16))]
     request: dict[str, Any] = {
         "model": "demo", "max_tokens": 6, "temperature": 0, "system": system,
         "messages": [{"role": "user", "content": "what?"}],

@@ -1,4 +1,8 @@
-"""Tests of `--executor vllm`. `make test` collects those that need no vLLM, `make test-vllm` all."""
+"""Tests of `--executor vllm`. `make test` collects those that need no vLLM, `make test-vllm` all.
+
+With `QUIPU_TEST_EXECUTOR=vllm`, a process has one backend for all its engines (`shared_vllm.py`), and only the
+tests that use it are collected.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.kernel_checkpoints import make_checkpoint
+from tests.tiny import EXECUTOR
 from tests.vllm_runner.vllm_backends import MISSING, close_all
 
-collect_ignore = (
-    [f"test_vllm_{part}.py" for part in ("backend", "engine", "models", "ranks", "served")] if MISSING else []
-)
+ON_THE_SHARED_ONE = "test_vllm_faults.py"
+collect_ignore = [] if EXECUTOR == "vllm" else [ON_THE_SHARED_ONE]
+if MISSING:
+    collect_ignore += [f"test_vllm_{part}.py" for part in ("backend", "engine", "models", "ranks", "served")]
+elif EXECUTOR == "vllm":
+    collect_ignore += [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != ON_THE_SHARED_ONE]
 
 
 @pytest.fixture(scope="session")
