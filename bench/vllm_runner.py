@@ -25,7 +25,7 @@ from bench.peers.__main__ import Load, compare_servers, render
 from bench.peers.servers import PEERS, ROOT, Peer, serve_quipu, serve_vllm
 
 BLOCK = ("--block-size", "32")
-QUIPU = ("--executor", "vllm", *BLOCK, "--kv-cache-memory", "2GiB")
+QUIPU = ("--executor", "vllm", "--kv-cache-memory", "2GiB")
 
 
 def servers_in(python: Path) -> list[Peer]:

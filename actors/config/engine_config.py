@@ -11,6 +11,10 @@ import attrs
 
 from .declarations import REQUIRED, setting
 
+DEFAULT_BLOCK_SIZE = 16
+VLLM_BLOCK_SIZE = 32
+"""What vLLM's attention takes nearly everywhere: on CPUs it needs multiples of 32, on most GPUs of 16."""
+
 
 @attrs.frozen
 class KvEventsConfig:
@@ -87,7 +91,13 @@ class EngineConfig:
         "--trust-remote-code",
         help="let `--executor vllm` run Python code from the checkpoint's folder, which may do whatever the server may",
     )
-    block_size: int = setting(16, "--block-size", minimum=1, help="tokens in a KV block")
+    block_size: int = setting(
+        DEFAULT_BLOCK_SIZE,
+        "--block-size",
+        minimum=1,
+        help="tokens in a KV block",
+        resolved=f"{DEFAULT_BLOCK_SIZE}; {VLLM_BLOCK_SIZE} with --executor vllm",
+    )
     kv_cache_bytes: int | None = setting(
         None,
         "--kv-cache-memory",

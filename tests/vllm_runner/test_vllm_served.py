@@ -34,7 +34,7 @@ def test_chat(tmp_path: Path) -> None:
     """A chat is answered; the same one again is cached up to its last whole block, streamed or not."""
     question = f"Answer questions about this text.\n\n{NOTES}\n\nWhere does Hugo live?"
     fields = {"model": "demo", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 30}
-    with serving(tmp_path, *FLAGS, "--block-size", "32", ready_s=200) as server, closing(server.client()) as client:
+    with serving(tmp_path, *FLAGS, ready_s=200) as server, closing(server.client()) as client:
         first = client.chat.completions.create(**fields)
         second = client.chat.completions.create(**fields)
         chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
@@ -96,7 +96,7 @@ def test_pass_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_block_size_is_refused(tmp_path: Path) -> None:
-    """The default size of 16 is refused with the flag that helps."""
-    done = run_quipu("serve", *FLAGS, "--port", "0", folder=tmp_path, timeout_s=200)
+    """A size that the attention does not take is refused with the flag that helps."""
+    done = run_quipu("serve", *FLAGS, "--block-size", "16", "--port", "0", folder=tmp_path, timeout_s=200)
     assert done.returncode != 0
     assert "takes multiples of 32: add --block-size 32" in done.stderr

@@ -16,7 +16,7 @@ import structlog
 
 from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.config.declarations import settings_of
-from quipu.actors.config.engine_config import EngineConfig, KvEventsConfig
+from quipu.actors.config.engine_config import DEFAULT_BLOCK_SIZE, VLLM_BLOCK_SIZE, EngineConfig, KvEventsConfig
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.fleet.cluster.ray_nodes import check_ray
@@ -50,7 +50,8 @@ def resolve_config(
     if engines["num_engines"] == 0:
         if not upstreams:
             raise CheckpointError("--engines 0 needs an --upstream")
-        engine = EngineConfig(model_path="", max_model_len=0, eos_token_ids=(), block_size=arguments.block_size)
+        block_size = _resolve_block_size(arguments)
+        engine = EngineConfig(model_path="", max_model_len=0, eos_token_ids=(), block_size=block_size)
         config = RuntimeConfig(
             engine=engine,
             model_names=tuple(dict.fromkeys(arguments.served_model_name or ())),
@@ -65,11 +66,13 @@ def resolve_config(
         path, name=_model_name(arguments.model), dtype=arguments.dtype, quantization=arguments.quantization
     )
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
-    max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint)
+    block_size = _resolve_block_size(arguments)
+    max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint, block_size)
     kv_cache_dtype = checkpoint.dtype if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype
     resolved = {
         "dtype": checkpoint.dtype,
         "kv_cache_dtype": kv_cache_dtype,
+        "block_size": block_size,
         "max_model_len": max_model_len,
         "num_blocks": num_blocks,
         **_resolve_scheduling(arguments, max_model_len),
@@ -179,9 +182,17 @@ def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> di
     return {"max_num_seqs": num_running, "max_waiting_requests": requests, "max_waiting_tokens": tokens}
 
 
-def _resolve_sizes(arguments: argparse.Namespace, checkpoint: CheckpointInfo) -> tuple[int, int | None]:
+def _resolve_block_size(arguments: argparse.Namespace) -> int:
+    """Return the tokens in a block, for which keys are made before an engine has loaded."""
+    if arguments.block_size is not None:
+        return int(arguments.block_size)
+    return VLLM_BLOCK_SIZE if arguments.executor == "vllm" else DEFAULT_BLOCK_SIZE
+
+
+def _resolve_sizes(
+    arguments: argparse.Namespace, checkpoint: CheckpointInfo, block_size: int
+) -> tuple[int, int | None]:
     """Return (max_model_len, num_blocks) that fit each other. The engine counts blocks that depend on memory."""
-    block_size = arguments.block_size
     asked, most = arguments.max_model_len, checkpoint.max_model_len
     if asked is not None and asked > most:
         raise CheckpointError(f"--max-model-len {asked} is larger than the model's maximum of {most}")

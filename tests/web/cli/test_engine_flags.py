@@ -147,3 +147,13 @@ def test_unknown_kv_cache_dtype(capsys: pytest.CaptureFixture[str]) -> None:
         make_parser().parse_args(["serve", "demo", "--kv-cache-dtype", "fp8"])
     stderr = capsys.readouterr().err
     assert "--kv-cache-dtype" in stderr and "fp8" in stderr and "int8" in stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([], 16), (["--executor", "vllm"], 32), (["--executor", "vllm", "--block-size", "64"], 64)],
+)
+def test_block_size(flags: list[str], expected: int) -> None:
+    """The default is what the executor's attention takes."""
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
+    assert config.engine.block_size == info.block_size == info.settings["block_size"] == expected
