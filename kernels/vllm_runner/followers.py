@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import TypeVar
 
 import attrs
@@ -91,8 +92,11 @@ class Followers:
 
     def tell(self, message: object) -> None:
         """Send a message to each. Raises RankLost if one is gone."""
+        if not self._all:
+            return
+        data = ForkingPickler.dumps(message)
         for follower in self._all:
-            self._send(follower.passes, follower, message)
+            self._send(follower.passes, follower, data)
 
     def receive_each(self, kind: type[T]) -> list[T]:
         """Return the answer of each while loading. Raises RankLost, or MemoryError, with a follower's own reason."""
@@ -100,8 +104,9 @@ class Followers:
 
     def move(self, message: object, descriptor: int | None = None) -> None:
         """Send a message about blocks to each, and a descriptor after it."""
+        data = ForkingPickler.dumps(message)
         for follower in self._all:
-            self._send(follower.moves, follower, message)
+            self._send(follower.moves, follower, data)
             if descriptor is not None:
                 with socket.socket(fileno=os.dup(follower.moves.fileno())) as by:
                     socket.send_fds(by, [b"."], [descriptor])
@@ -144,9 +149,9 @@ class Followers:
         if self.leader.store is not None:
             remove_names(self.leader.name)
 
-    def _send(self, connection: Connection, follower: Follower, message: object) -> None:
+    def _send(self, connection: Connection, follower: Follower, data: memoryview) -> None:
         try:
-            connection.send(message)
+            connection.send_bytes(data)
         except OSError as error:
             raise RankLost(f"rank {follower.rank} cannot be told: {error}") from error
 

@@ -10,6 +10,7 @@ it draws nothing, and goes on with what rank 0 has drawn; an error in a pass end
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -30,7 +31,9 @@ def main(argv: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for descriptor in (passes, moves, last_words):
         os.set_inheritable(descriptor, False)
-    warnings.simplefilter("ignore")  # rank 0 shows the same
+    # rank 0 shows the same, in the log's form
+    warnings.simplefilter("ignore")
+    logging.getLogger().addHandler(logging.NullHandler())
     code = 0
     try:
         _follow(Connection(passes), Connection(moves))

@@ -104,6 +104,22 @@ def test_death_ends_this_process(followers: Followers, ended: Ended, caplog: pyt
     assert "rank 2 of 3 has ended: killed by signal 9" in caplog.text
 
 
+def test_death_while_loading(followers: Followers, ended: Ended, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is killed before it is loaded, of which nobody will say why, ends this process, too."""
+    with caplog.at_level(logging.ERROR):
+        os.kill(pids_of(followers)[0], signal.SIGKILL)
+        assert ended.is_over.wait(2)
+    assert ended.code == 1 and "rank 1 of 3 has ended: killed by signal 9" in caplog.text
+
+
+def test_refusal_in_a_rank_alone(followers: Followers, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot load, while this process waits for it in a collective: after a while this process ends."""
+    monkeypatch.setattr("quipu.kernels.vllm_runner.followers.GRACE_S", 0.1)
+    followers.tell(End(os.EX_TEMPFAIL, "MemoryError: 3 GiB"))
+    assert ended.is_over.wait(5)
+    assert ended.code == os.EX_TEMPFAIL
+
+
 def test_message_to_a_dead_rank(followers: Followers) -> None:
     """No later pass is tried."""
     pid = pids_of(followers)[0]
