@@ -72,7 +72,8 @@ class RankLoader:
         set_num_threads = torch.set_num_threads
         if self.is_on_cpu and self._place.size > 1:
             torch.set_num_threads(max(1, torch.get_num_threads() // self._place.size))
-        with shown_progress(self._weights) if self._weights is not None else nullcontext():
+        progress = shown_progress(self._weights) if self._weights is not None else nullcontext()
+        with progress, _counted_weights() as unpacked:
             with self._refusing_quantization():
                 self.executor = Executor.get_class(self.vllm_config)(self.vllm_config)
         # its worker replaced it, for all of this process
@@ -87,7 +88,7 @@ class RankLoader:
             _compile(self.runner)
         self._memory = RankMemory(
             block_bytes=sum(spec.page_size_bytes for spec in every_spec),
-            weights_bytes=sum(parameter.nbytes for parameter in self.runner.model.parameters()),
+            weights_bytes=max(_num_bytes(self.runner.model), *unpacked),
             held=resident(),
         )
         return self._memory
@@ -155,6 +156,28 @@ class RankLoader:
         if config.kv_memory.utilization is not None:
             return {"gpu_memory_utilization": config.kv_memory.utilization / config.num_sharing}
         return {}
+
+
+@contextmanager
+def _counted_weights() -> Iterator[list[int]]:
+    """Yield a list of what a model's weights take before they are packed: on CPUs, they are no parameters then."""
+    from vllm.model_executor.model_loader import base_loader
+
+    counted, pack = [0], base_loader.process_weights_after_loading
+
+    def count_first(model: torch.nn.Module, *args: Any) -> None:
+        counted.append(_num_bytes(model))
+        pack(model, *args)
+
+    base_loader.process_weights_after_loading = count_first
+    try:
+        yield counted
+    finally:
+        base_loader.process_weights_after_loading = pack
+
+
+def _num_bytes(model: torch.nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _compile(runner: Any) -> None:

@@ -13,6 +13,7 @@ from unittest import mock
 import attrs
 import numpy as np
 import pytest
+from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from quipu.actors.shared.checkpoint import DEMO
@@ -345,6 +346,13 @@ def test_capabilities(backend: VllmBackend) -> None:
     assert (found.name, found.determinism, found.dtype, found.weights) == ("vllm", "fast", "bfloat16", "bfloat16")
     assert found.library is not None and found.library.startswith("vllm 0.32.")
     assert backend.memory_plan.num_blocks == 160 and backend.memory_plan.block_bytes == backend.blocks.num_bytes
+
+
+def test_weights(backend: VllmBackend) -> None:
+    """The plan has the bytes of all weights, packed ones included; every rank has the small ones."""
+    with safe_open(DEMO / "model.safetensors", "pt") as stored:
+        num_bytes = sum(stored.get_tensor(name).nbytes for name in stored.keys())  # noqa: SIM118 - it is no dictionary
+    assert num_bytes <= backend.memory_plan.weights_bytes < 1.01 * num_bytes
 
 
 def test_compiled() -> None:
