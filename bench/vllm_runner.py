@@ -1,11 +1,15 @@
 """Compare `quipu serve --executor vllm` with `vllm serve`: the same vLLM, the same checkpoint and load, in alternation.
 
-    python -m bench.vllm_runner [--json] [--quick] [--rounds 3] [--python .venv-vllm/bin/python] [--checkpoint FOLDER]
+    python -m bench.vllm_runner [--json] [--quick] [--rounds 3] [--trace FILE] [--python .venv-vllm/bin/python]
 
 Both servers run from one environment that has vLLM and quipu (`make test-vllm` makes it), with blocks of 32 tokens. Two
 peers: `vllm` as it starts by itself, whose model torch.compile has compiled, and `vllm-eager`, which runs it as our
 executor does (`--enforce-eager`). Rows and ratios are those of `python -m bench.peers`; `ratio` is relative to the
 faster of the two.
+
+With `--trace` (see `python -m bench.trace_replay`), conversations of four turns or more among its first thousand
+requests are sent, too, at a sixteenth of their lengths, eight requests at a time, to pools of 2 GiB: `trace` counts
+prompt and output tokens, `trace_cached` is the share of prompt tokens that a server reports as cached.
 
 `--quick` runs a tiny model for one round; where vLLM is not installed, on quipu's own executor and without a peer.
 """
@@ -16,6 +20,7 @@ import argparse
 import json
 import signal
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +28,13 @@ import attrs
 
 from bench.peers.__main__ import Load, compare_servers, render
 from bench.peers.servers import PEERS, ROOT, Peer, serve_quipu, serve_vllm
+from bench.trace_replay import QUICK_TRACE, TracedRequest, read_trace
 
+TRACED = 1000
+"""Requests of a trace among which conversations are chosen."""
+TURNS = 4
+"""What they have at least."""
+COUNTED = ("--enable-prompt-tokens-details",)
 BLOCK = ("--block-size", "32")
 QUIPU = ("--executor", "vllm", "--kv-cache-memory", "2GiB")
 
@@ -32,11 +43,19 @@ def servers_in(python: Path) -> list[Peer]:
     """Return the three servers, started from this environment."""
     known = {peer.name: peer for peer in PEERS}
     ours = attrs.evolve(known["quipu"], python=python, command=partial(serve_quipu, format_flags=QUIPU))
-    theirs = attrs.evolve(known["vllm"], python=python, command=lambda *where: [*serve_vllm(*where), *BLOCK])
-    eager = attrs.evolve(
-        theirs, name="vllm-eager", command=lambda *where: [*serve_vllm(*where), *BLOCK, "--enforce-eager"]
-    )
+    theirs = attrs.evolve(known["vllm"], python=python, command=lambda *where: [*serve_vllm(*where), *BLOCK, *COUNTED])
+    eager = attrs.evolve(theirs, name="vllm-eager", command=lambda *where: [*theirs.command(*where), "--enforce-eager"])
     return [ours, theirs, eager]
+
+
+def conversations_of(trace: Path) -> list[TracedRequest]:
+    """Return the requests that belong to a conversation of so many turns, in order.
+
+    All prompts begin with the same block; the second one is that of their conversation.
+    """
+    requests = [request for request in read_trace(trace, TRACED) if len(request.hash_ids) > 1]
+    turns = Counter(request.hash_ids[1] for request in requests)
+    return [request for request in requests if turns[request.hash_ids[1]] >= TURNS]
 
 
 def main() -> None:
@@ -45,6 +64,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model, one round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="send the first requests of this trace, too")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
     parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
     parser.add_argument("--seed", type=int, default=0)
@@ -54,7 +74,8 @@ def main() -> None:
         if not arguments.quick:
             sys.exit(f"vLLM is not installed for {arguments.python}: make test-vllm")
         peers = PEERS[:1]
-    report = compare_servers(peers, Load(concurrencies=(1, 8, 32), longest_prompt=2048), arguments)
+    trace = QUICK_TRACE if arguments.quick else conversations_of(arguments.trace) if arguments.trace else []
+    report = compare_servers(peers, Load(concurrencies=(1, 8, 32), longest_prompt=2048, trace=trace), arguments)
     print(json.dumps(report) if arguments.json else render(report))
     if any("failed" in about for about in report["servers"].values()):
         sys.exit(1)

@@ -42,9 +42,11 @@ from typing import Any
 import attrs
 
 from bench.http_load import Answer, LoadFailed, NeverTogether, ask_all, completion, decode_rate
+from bench.peers import traced
 from bench.peers.checkpoint import SHAPE, make_checkpoint
 from bench.peers.servers import FORMATS, HOME, MODEL, PEERS, Peer, PeerFailed, Server, in_format
 from bench.shapes import TINY
+from bench.trace_replay import QUICK_TRACE, TracedRequest
 
 PROMPT_TOKENS = 64
 LONG_PROMPTS = 3
@@ -60,12 +62,15 @@ class Load:
     long_prompt: int = 1024
     longest_prompt: int = 8192
     vocab_size: int = SHAPE["vocab_size"]
+    trace: Sequence[TracedRequest] = ()
+    """Requests of a trace, which are sent smaller (`traced.py`)."""
 
     def rows(self) -> dict[str, str]:
         """Return the units by row name."""
         rows = {f"decode_{num}": "tokens/s" for num in self.concurrencies}
         rows |= {f"prefill_{self.long_prompt}": "tokens/s", f"first_token_warm_{self.long_prompt}": "ms"}
-        return rows | {f"decode_1_at_{self.longest_prompt}": "tokens/s", f"prefill_{self.longest_prompt}": "tokens/s"}
+        rows |= {f"decode_1_at_{self.longest_prompt}": "tokens/s", f"prefill_{self.longest_prompt}": "tokens/s"}
+        return rows | (traced.UNITS if self.trace else {})
 
 
 QUICK = Load(concurrencies=(1, 2), output_tokens=96, long_prompt=64, longest_prompt=96, vocab_size=TINY["vocab_size"])
@@ -103,6 +108,9 @@ def measure(port: int, load: Load, draw: random.Random) -> dict[str, float]:
     rate, (longest,) = decode(port, [prompt(load.longest_prompt)], load.output_tokens)
     numbers[f"decode_1_at_{load.longest_prompt}"] = rate
     numbers[f"prefill_{load.longest_prompt}"] = load.longest_prompt / longest.first_token_s
+    if load.trace:
+        run = traced.run_trace(port, MODEL, load.trace, str(draw.random()), load.vocab_size)
+        numbers |= run.numbers()
     return numbers
 
 
@@ -155,6 +163,7 @@ def run(peers: Sequence[Peer], model: Path, load: Load, num_rounds: int, seed: i
                         concurrencies=(max(load.concurrencies),),
                         output_tokens=min(96, load.output_tokens),
                         longest_prompt=load.long_prompt,
+                        trace=(),
                     )
                     measure(server.port, warm_up, random.Random(f"warm up {seed}"))
                 except (PeerFailed, LoadFailed, OSError) as error:
@@ -219,9 +228,10 @@ def _log(text: str) -> None:
 def compare_servers(peers: Sequence[Peer], load: Load, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure servers with `load` on the checkpoint that the arguments name; with the tiny model for a quick run."""
     if arguments.quick:
+        quick = attrs.evolve(QUICK, trace=QUICK_TRACE if load.trace else ())
         with tempfile.TemporaryDirectory() as folder:
             model = make_checkpoint(arguments.checkpoint or Path(folder) / "tiny", **TINY)
-            return run(peers, model, QUICK, 1, arguments.seed)
+            return run(peers, model, quick, 1, arguments.seed)
     model = make_checkpoint(arguments.checkpoint or HOME / "qwen3-0.6b-random")
     return run(peers, model, load, arguments.rounds, arguments.seed)
 

@@ -24,6 +24,8 @@ from bench.peers.__main__ import Load, best_of, compare, decode, measure, render
 from bench.peers.checkpoint import SHAPE, make_tokenizer, make_weights
 from bench.peers.servers import PEERS, PeerFailed, Server
 from bench.peers.thin_server import run_engine, serve
+from bench.peers.traced import prompt_of
+from bench.trace_replay import QUICK_TRACE
 from tests.processes import eventually, free_ports
 from tests.tiny import TINY
 
@@ -262,3 +264,13 @@ def test_paused_server(tmp_path: Path) -> None:
         server.stop()
     with pytest.raises(PeerFailed):
         server.check()
+
+
+def test_traced_prompts_share_what_the_trace_shares() -> None:
+    """Equal ids are equal blocks; the rest of a prompt is its own, and another salt shares nothing."""
+    first, second, again = (prompt_of(request, "salt", 5000) for request in QUICK_TRACE)
+    assert (len(first), len(second)) == (1100 // 16, 1500 // 16)
+    assert first == again
+    assert first[:64] == second[:64] and first[64:] != second[64:69]
+    other = prompt_of(QUICK_TRACE[0], "pepper", 5000)
+    assert other[:8] != first[:8]
