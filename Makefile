@@ -94,12 +94,12 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 	@touch $@
 
 test-vllm: $(VLLM_VENV)/installed ## test `--executor vllm` with vLLM's build for CPUs (3 GB; docs/operate/executors.md)
-	$(VLLM_TESTS) -m 'not slow' tests/vllm_runner --durations 5 $(ARGS)
-	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -m 'not slow' -n 2 $$($(BIN)/python -m tests.vllm_runner.elsewhere) $(ARGS)
+	$(VLLM_TESTS) -n 2 --dist loadfile -m 'not slow' tests/vllm_runner --durations 5 $(ARGS)
+	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -m 'not slow' -n 2 --dist loadfile $$($(BIN)/python -m tests.vllm_runner.elsewhere) $(ARGS)
 
 test-vllm-long: $(VLLM_VENV)/installed ## the same with more models, fault tests and engines (about 25 minutes)
-	$(VLLM_TESTS) tests/vllm_runner --durations 5 $(ARGS)
-	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -n 2 $$($(BIN)/python -m tests.vllm_runner.elsewhere --all) $(ARGS)
+	$(VLLM_TESTS) -n 2 --dist loadfile tests/vllm_runner --durations 5 $(ARGS)
+	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -n 2 --dist loadfile $$($(BIN)/python -m tests.vllm_runner.elsewhere --all) $(ARGS)
 
 # vLLM's own packages first, so that pip sees nothing else; the rest comes from the tests' environment. It forbids the
 # llguidance that our grammars need, and imports it only for grammars of its own.

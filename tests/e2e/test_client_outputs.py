@@ -31,7 +31,7 @@ def text_of(answer: Any) -> str:
 @pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "seeded"])
 def test_outputs_are_reproducible(client: openai.OpenAI, how: dict[str, Any]) -> None:
     """A greedy or seeded output is the same cold, warm, and in a batch with others, where it may be cold as well."""
-    prompts = [text_prompt(f"repeat {index} {len(how)}", 20 + 9 * index) for index in range(6)]
+    prompts = [text_prompt(f"repeat {index} {len(how)}", BLOCK + 4 + 9 * index) for index in range(6)]
     cold = [text_of(complete(client, prompt, **how)) for prompt in prompts[:3]]
     warm = [complete(client, prompt, **how) for prompt in prompts[:3]]
     assert [text_of(answer) for answer in warm] == cold

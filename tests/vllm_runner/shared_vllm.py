@@ -19,6 +19,7 @@ import numpy as np
 from quipu.kernels.backend import BackendConfig, Capabilities, MemoryPlan, RunsAtOnce
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
+from quipu.kernels.vllm_runner.vllm_settings import engine_arguments
 from tests.kernels.kernel_checkpoints import backend_config
 from tests.tiny import BLOCK, TINY
 
@@ -76,7 +77,8 @@ class LentVllm(RunsAtOnce):
     """An engine's part of the shared backend, with the sizes that the engine asked for."""
 
     def __init__(self, config: BackendConfig) -> None:
-        """Raises ValueError for another block size, and for more blocks or slots than there are left."""
+        """Raises ValueError for what the executor refuses, and for another block size or more blocks than there are."""
+        engine_arguments(config)
         if config.block_size != BLOCK:
             raise ValueError(f"vLLM's attention has blocks of {BLOCK} tokens here, not of {config.block_size}")
         self._shared = shared_vllm()

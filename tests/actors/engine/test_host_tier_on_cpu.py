@@ -17,9 +17,9 @@ from quipu.actors.shared.block_keys import chain_keys
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.prompts import prompt_of
 from tests.runtimes import eventually
+from tests.tiny import BLOCK as SIZE
 from tests.tiny import TINY
 
-SIZE = 16
 ROOT = bytes(32)
 PROMPTS = [[*prompt_of(10 * SIZE, seed=seed), 7] for seed in range(5)]
 """Ten blocks each: four of them fill the device."""
