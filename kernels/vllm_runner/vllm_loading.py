@@ -39,7 +39,7 @@ class Loaded:
     dtype: str
     quantization: str | None
     library: str
-    """vLLM's version, the attention backend, and the ranks if there are several."""
+    """vLLM's version, the attention backend, and, where they are so, `eager` and the number of ranks."""
     num_threads: int | None
     """Of all ranks, where the CPU computes."""
 
@@ -83,6 +83,8 @@ def _load(config: BackendConfig, rank: RankLoader, followers: Followers, version
     followers.are_loaded()
     attention = sorted({group.backend.get_name() for groups in rank.runner.attn_groups for group in groups})
     model, library = rank.vllm_config.model_config, " ".join(["vllm", version, *attention])
+    if config.enforce_eager:
+        library += " eager"
     if followers.leader.size > 1:
         library += f" on {followers.leader.size} ranks"
     _log.info("the vllm executor runs %s", library)
