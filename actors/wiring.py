@@ -276,7 +276,9 @@ async def split(config: RuntimeConfig, info: ServingInfo, journal: Journal | Non
         if config.cluster is None or not config.num_engines:
             make_host, forget = local_hosts(config)
         else:
-            ray = open_ray(config.cluster, config.engine.model_path, config.num_engines)
+            ray = open_ray(
+                config.cluster, config.engine.model_path, config.num_engines, config.engine.tensor_parallel_size
+            )
             nodes = await stack.enter_async_context(ray)
             cluster = await stack.enter_async_context(
                 open_cluster(nodes, config.cluster.link_address, tls_of(config.cluster))

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import torch
+from safetensors import SafetensorError
 
 from ..backend import BackendConfig
 from ..machine import peak_of, resident
@@ -74,7 +75,7 @@ class RankLoader:
             torch.set_num_threads(max(1, torch.get_num_threads() // self._place.size))
         progress = shown_progress(self._weights) if self._weights is not None else nullcontext()
         with progress, _counted_weights() as unpacked:
-            with self._refusing_quantization():
+            with self._refusing():
                 self.executor = Executor.get_class(self.vllm_config)(self.vllm_config)
         # its worker replaced it, for all of this process
         setattr(torch, "set_num_threads", set_num_threads)  # noqa: B010 - mypy refuses an assignment to a function
@@ -139,14 +140,19 @@ class RankLoader:
             destroy_distributed_environment()
 
     @contextmanager
-    def _refusing_quantization(self) -> Iterator[None]:
-        """Turn what vLLM raises where it has no kernel for `--quantization` into a refusal."""
+    def _refusing(self) -> Iterator[None]:
+        """Turn what vLLM raises at a broken checkpoint, or without a kernel for `--quantization`, into a refusal."""
+        broken = (AssertionError, KeyError, NotImplementedError, SafetensorError)
         try:
             yield
-        except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
-            if self._quantization is None or is_out_of_memory(error):
+        except (ValueError, RuntimeError, *broken) as error:
+            if is_out_of_memory(error):
                 raise
-            raise ValueError(f"--quantization {self._quantization}: vLLM cannot load this here: {error}") from error
+            if self._quantization is not None:
+                raise ValueError(f"--quantization {self._quantization}: vLLM cannot load this here: {error}") from error
+            if isinstance(error, broken):
+                raise ValueError(f"vLLM cannot load its weights: {error}") from error
+            raise
 
     def _memory_arguments(self, config: BackendConfig) -> dict[str, Any]:
         if self.is_on_cpu:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -200,6 +202,30 @@ def test_quantizations_that_are_refused(qwen3: Path, name: str, message: str) ->
     """A method for which vLLM has no kernel here, and one that is not vLLM's."""
     with pytest.raises(ValueError, match=message):
         VllmBackend(backend_config(qwen3, block_size=SIZE, dtype="bfloat16", quantization=name))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        ("misses a tensor", "model.norm.weight"),
+        ("another shape", "cannot load its weights: .*63"),
+        ("cut off", "cannot"),
+    ],
+)
+def test_broken_checkpoints(qwen3: Path, tmp_path: Path, breaks: str, message: str) -> None:
+    """What vLLM raises while it reads weights is a refusal, after which nothing would be tried again."""
+    folder = Path(shutil.copytree(qwen3, tmp_path / "broken"))
+    stored, name = folder / "model.safetensors", "model.norm.weight"
+    tensors = load_file(stored)
+    if breaks == "misses a tensor":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, stored)
+    if breaks == "cut off":
+        os.truncate(stored, stored.stat().st_size // 2)
+    with pytest.raises(ValueError, match=message):
+        VllmBackend(backend_config(folder, block_size=SIZE, num_blocks=160, enforce_eager=True))
 
 
 def test_quantized_while_loading(qwen3: Path) -> None:

@@ -27,10 +27,10 @@ class Place:
 
 
 class Placement:
-    def __init__(self, ray: Any, resources: dict[str, float] | None, strategy: str, num_engines: int) -> None:
-        """`resources` are set aside for each engine; by default a GPU if the cluster has any, else a CPU."""
+    def __init__(self, ray: Any, resources: dict[str, float], strategy: str, num_engines: int) -> None:
+        """`resources` are set aside for each engine."""
         self._ray = ray
-        self.resources = resources or default_resources(ray.cluster_resources())
+        self.resources = resources
         self._strategy = strategy.upper()
         self._lock = threading.Lock()
         self._shared = self._make_group(num_engines)
@@ -101,6 +101,6 @@ class Placement:
         return {engine_id: tables[place.group.id].get(place.index, "") for engine_id, place in taken.items()}
 
 
-def default_resources(cluster: dict[str, float]) -> dict[str, float]:
-    """Return what to reserve for an engine whose needs were not configured."""
-    return {"GPU": 1.0, "CPU": 0.0} if cluster.get("GPU", 0) >= 1 else {"CPU": 1.0}
+def default_resources(cluster: dict[str, float], gpus_each: int) -> dict[str, float]:
+    """Return what to reserve for an engine whose needs were not configured: GPUs if the cluster has any, else a CPU."""
+    return {"GPU": float(gpus_each), "CPU": 0.0} if cluster.get("GPU", 0) >= 1 else {"CPU": 1.0}

@@ -27,7 +27,7 @@ import msgspec
 from ...shared.checkpoint import CheckpointError
 from .checkpoint_finder import Wanted, describe_wanted
 from .keeper import Keeper
-from .placement import Placement
+from .placement import Placement, default_resources
 from .ray_messages import (
     Command,
     End,
@@ -179,7 +179,8 @@ class RayDriver:
         self._wanted = describe_wanted(join.model, Path(join.model_path))
         if join.ships_weights:
             self._source = start_ray_source(Path(join.model_path))
-        self._placement = Placement(self._ray, join.resources, join.strategy, join.num_engines)
+        resources = join.resources or default_resources(self._ray.cluster_resources(), join.gpus_each)
+        self._placement = Placement(self._ray, resources, join.strategy, join.num_engines)
         num_nodes = sum(node["Alive"] for node in self._ray.nodes())
         self._send(Joined(self._ray.util.get_node_ip_address(), num_nodes, self._placement.resources))
 

@@ -51,6 +51,8 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     resources: dict[str, float] | None
     strategy: str
     num_engines: int
+    gpus_each: int
+    """GPUs that an engine computes on, if it computes on GPUs."""
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

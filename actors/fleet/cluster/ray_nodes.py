@@ -33,11 +33,23 @@ def check_ray() -> None:
 class RayNodes:
     """Implements `remote_process.Nodes`."""
 
-    def __init__(self, config: ClusterConfig, model_path: str, num_engines: int, tasks: trio.Nursery) -> None:
-        """`model_path` is the checkpoint's folder here. `num_engines`: how many to set resources aside for at once."""
+    def __init__(
+        self, config: ClusterConfig, model_path: str, num_engines: int, gpus_each: int, tasks: trio.Nursery
+    ) -> None:
+        """`model_path` is the checkpoint's folder here. `num_engines`: how many to set resources aside for at once.
+
+        `gpus_each`: GPUs that an engine computes on, unless the operator has said what to set aside.
+        """
         resources = None if config.resources is None else dict(config.resources)
         self._join = Join(
-            config.address, config.model, model_path, config.ships_weights, resources, config.placement, num_engines
+            address=config.address,
+            model=config.model,
+            model_path=model_path,
+            ships_weights=config.ships_weights,
+            resources=resources,
+            strategy=config.placement,
+            num_engines=num_engines,
+            gpus_each=gpus_each,
         )
         self._tasks = tasks
         self._joining = trio.Lock()
@@ -84,10 +96,12 @@ class RayNodes:
 
 
 @asynccontextmanager
-async def open_ray(config: ClusterConfig, model_path: str, num_engines: int) -> AsyncIterator[RayNodes]:
+async def open_ray(
+    config: ClusterConfig, model_path: str, num_engines: int, gpus_each: int = 1
+) -> AsyncIterator[RayNodes]:
     """Offer a cluster's nodes until the block is left, and then leave the cluster. For arguments see `RayNodes`."""
     async with trio.open_nursery() as tasks:
-        nodes = RayNodes(config, model_path, num_engines, tasks)
+        nodes = RayNodes(config, model_path, num_engines, gpus_each, tasks)
         try:
             yield nodes
         finally:
