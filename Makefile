@@ -24,7 +24,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton test-vllm test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,11 @@ $(TRITON_VENV)/installed: constraints.txt $(VENV)/installed-test
 test-vllm: $(VLLM_VENV)/installed ## test `--executor vllm` with vLLM's build for CPUs (3 GB; docs/operate/executors.md)
 	$(VLLM_TESTS) -n 2 --dist loadfile -m 'not slow' tests/vllm_runner --durations 5 $(ARGS)
 	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -m 'not slow' -n 2 --dist loadfile $$($(BIN)/python -m tests.vllm_runner.elsewhere) $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory test-vllm-v2)
+
+test-vllm-v2: $(VLLM_VENV)/installed ## test it with vLLM's runner for GPUs, interpreted on the CPU (a minute)
+	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_TESTS) --durations 5 \
+		$(addprefix tests/vllm_runner/test_,vllm_backend.py v2_ahead.py) $(ARGS)
 
 test-vllm-long: $(VLLM_VENV)/installed ## the same with more models, fault tests and engines (about 25 minutes)
 	$(VLLM_TESTS) -n 2 --dist loadfile tests/vllm_runner --durations 5 $(ARGS)

@@ -76,6 +76,11 @@ class Device(Protocol):
         ...
 
 
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor of the host to a device, without waiting for the work that is queued there."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
 class CudaDevice:
     """One NVIDIA GPU."""
 

@@ -8,8 +8,9 @@ What must always hold: a row whose logits hold NaN or have no finite maximum aff
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -21,7 +22,7 @@ import triton
 from ..batch import StepBatch
 from ..logit_processors import NONE_LEFT
 from ..sampling.oracle import draw, fields_besides, sets_any
-from .device import Device
+from .device import send
 from .sample import draw_kernel, keep_drawn_kernel
 
 APPLIED = frozenset({"temperature", "top_p", "top_k", "min_p", "seed"})
@@ -32,6 +33,7 @@ LEFT_TO_ORACLE = fields_besides(APPLIED)
 _BLOCK = 4096
 _BROKEN, _MASKED_OUT = 1, 2
 _INT64_AT = 1 << 63
+Draw = Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]]
 
 
 @attrs.frozen
@@ -80,11 +82,22 @@ def _masks_alone(batch: StepBatch, vocab_size: int) -> dict[int, npt.NDArray[np.
     return found
 
 
+class Place(Protocol):
+    """What the sampler needs of a device."""
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor: ...
+
+
 class Sampler:
     """Draws tokens for one backend."""
 
-    def __init__(self, max_num_seqs: int, device: Device) -> None:
+    def __init__(self, max_num_seqs: int, device: Place, draw_on_host: Draw | None = None) -> None:
+        """`draw_on_host` draws as the oracle does, which it replaces."""
         self._device = device
+        self._draw = draw_on_host
         self._most = triton.next_power_of_2(max_num_seqs)
         self.last_drawn = torch.zeros(max_num_seqs, dtype=torch.int32, device=device.torch_device)
 
@@ -101,7 +114,7 @@ class Sampler:
             counts[index] = sampling.top_k, signed, batch.output_position[row]
         slots = np.array([batch.slots[row] for row in rows], dtype=np.int64)
         sent = np.concatenate([numbers.view(np.int64).ravel(), counts.ravel(), slots, np.array(places)])
-        on_device = torch.from_numpy(sent).to(self._device.torch_device, non_blocking=True)
+        on_device = send(torch.from_numpy(sent), self._device.torch_device)
         sent_numbers, sent_counts, sent_slots, sent_places = torch.split(
             on_device, [3 * num_rows, 3 * num_rows, num_rows, num_rows]
         )
@@ -134,7 +147,7 @@ class Sampler:
         masks = _masks_alone(batch, vocab_size)
         if not masks:
             return
-        to_device = partial(torch.Tensor.to, device=self._device.torch_device)
+        to_device = partial(send, device=self._device.torch_device)
         chosen_C = to_device(torch.tensor([index for index, row in enumerate(rows) if row in masks]))
         words_CW = to_device(torch.from_numpy(np.stack([masks[row] for row in rows if row in masks])))
         bits_CWb = words_CW[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words_CW.device) & 1
@@ -166,6 +179,6 @@ class Sampler:
             return
         chosen = [index for index, row in enumerate(rows) if row in wanted]
         logits = logits_MV[[places[index] for index in chosen]].cpu().numpy()
-        drawn = draw(batch, [rows[index] for index in chosen], logits)
+        drawn = (self._draw or draw)(batch, [rows[index] for index in chosen], logits)
         # rows with None are marked in `failed`, or in the batch's failures
         ids[chosen] = torch.tensor([token_id or 0 for token_id in drawn], dtype=torch.int32, device=ids.device)

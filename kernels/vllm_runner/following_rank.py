@@ -18,7 +18,7 @@ import torch
 
 from ..backend import BackendConfig
 from ..step_errors import RunnerDiverged
-from .logit_sampler import check_batch, drawn_output
+from .logit_sampler import drawn_output
 from .rank_loading import RankLoader
 from .rank_messages import (
     BlocksCopied,
@@ -33,6 +33,7 @@ from .rank_messages import (
     RowsDrawn,
     RunPass,
 )
+from .runner_checks import check_batch
 from .runner_requests import RunnerStep
 from .scheduler_message import Messages
 

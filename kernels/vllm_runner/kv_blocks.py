@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..triton.device import send
+
 
 class KVBlocks:
     """The tensors of all layers, as one rank has them."""
@@ -43,11 +45,11 @@ class KVBlocks:
     def prepare(self, copies: Sequence[tuple[int, int]], fresh: Sequence[int]) -> None:
         """Copy the first block of each pair to the second, all read before any is written; then clear fresh blocks."""
         if copies:
-            sources, destinations = torch.tensor(copies, device=self._layers[0].device).T
+            sources, destinations = send(torch.tensor(copies), self._layers[0].device).T
             for layer_Bx in self._layers:
                 layer_Bx[destinations] = layer_Bx[sources]
         if fresh:
-            cleared = torch.tensor(fresh, device=self._layers[0].device)
+            cleared = send(torch.tensor(fresh), self._layers[0].device)
             for layer_Bx in self._layers:
                 layer_Bx.index_fill_(0, cleared, 0)
 

@@ -1,4 +1,4 @@
-"""Our sampler in the place of vLLM's: draws from the logits that the model runner hands to its sampler.
+"""Our sampler in the place of that of vLLM's runner V1: draws on the host, from the logits that the runner computes.
 
 `vllm_backend.py` installs one `LogitSampler` and gives it the batch of each pass. Rules, masks, seeds, scores and rows
 with NaN are then those of every other backend: the C++ sampler of the CPU kernels where it runs, else the oracle.
@@ -29,8 +29,11 @@ from ..step_errors import RunnerDiverged
 from ..step_types import Scores
 from .followers import Followers
 from .rank_messages import ComputeHead, RowsDrawn
+from .runner_checks import check_batch
 from .runner_requests import RunnerStep
 
+Draw = Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]]
+Score = Callable[[torch.Tensor, Sequence[int], list[int], list[int]], Scores]
 _NO_TOKEN = -1  # vLLM's PLACEHOLDER_TOKEN_ID
 _SCORED_AT_ONCE = 64
 """Prompt tokens whose logits are held at a time."""
@@ -47,6 +50,19 @@ class _Pass:
     """float32, of `drawn.rows`."""
 
 
+def host_sampling(num_threads: int) -> tuple[Draw, Score]:
+    """Return what draws from logits on the host, and what scores them: C++ where it runs, else the oracles."""
+    try:
+        library = load_kernels().library
+    except CannotBuild:
+        return draw, score_rows  # the same tokens, more slowly
+
+    def score(logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]) -> Scores:
+        return score_natively(library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=num_threads)
+
+    return partial(draw_natively, library, num_threads=num_threads), score
+
+
 class LogitSampler:
     """Stands where the runner has its own sampler."""
 
@@ -56,18 +72,7 @@ class LogitSampler:
         self._followers = followers
         self._theirs = runner.sampler
         self._pass: _Pass | None = None
-        self._draw: Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]] = draw
-        self._score: Callable[[torch.Tensor, Sequence[int], list[int], list[int]], Scores] = score_rows
-        try:
-            library = load_kernels().library
-        except CannotBuild:
-            return  # the oracle draws the same tokens, more slowly
-        self._draw = partial(draw_natively, library, num_threads=num_threads)
-
-        def score(logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]) -> Scores:
-            return score_natively(library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=num_threads)
-
-        self._score = score
+        self._draw, self._score = host_sampling(num_threads)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._theirs, name)  # what the runner reads of a sampler besides calling it
@@ -104,7 +109,7 @@ class LogitSampler:
         batch, step = one_pass.batch, one_pass.step
         if batch.scoring is None:
             return one_pass.drawn
-        flat = _flat_places(step, [step.request_ids.index(name) for name in self._runner.input_batch.req_ids])
+        flat = step.flat_places(step.rows_in_order(self._runner.input_batch.req_ids))
 
         def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
             places = [flat[token] for token in tokens]
@@ -126,44 +131,3 @@ def drawn_output(order: list[int], rows: list[int], token_ids: list[int], device
         place_of = {row: place for place, row in enumerate(order)}
         ids_M2[[place_of[row] for row in rows], 0] = torch.tensor(token_ids, dtype=torch.int32)
     return SamplerOutput(sampled_token_ids=ids_M2.to(device), logprobs_tensors=None)
-
-
-def _flat_places(step: RunnerStep, order: list[int]) -> list[int]:
-    """Return where in the runner's order each flat token of the batch is."""
-    starts, place = {}, 0
-    for row in order:
-        starts[row] = place
-        place += step.counts[row]
-    return [starts[row] + at for row, count in enumerate(step.counts) for at in range(count)]
-
-
-def check_batch(input_batch: Any, input_ids: torch.Tensor, step: RunnerStep) -> list[int]:
-    """Return the rows of the step in the runner's order.
-
-    Raises RunnerDiverged unless the runner has computed exactly these rows: at these positions, from these tokens,
-    through tables of this length that end with this block, and the tables of new requests entry by entry.
-    """
-    names = list(input_batch.req_ids)
-    row_of = {name: row for row, name in enumerate(step.request_ids)}
-    if len(names) != len(row_of) or any(name not in row_of for name in names):
-        raise RunnerDiverged(f"vLLM's runner has requests {names} in its batch instead of {step.request_ids}")
-    order = [row_of[name] for name in names]
-    count = len(order)
-    table = input_batch.block_table[0]
-    num_blocks = [step.num_blocks[row] for row in order]
-    last_blocks = table.block_table.np[range(count), np.subtract(num_blocks, 1)]
-    columns = {
-        "positions": (input_batch.num_computed_tokens_cpu[:count], [step.positions[row] for row in order]),
-        "lengths of block tables": (table.num_blocks_per_row[:count], num_blocks),
-        "last blocks": (last_blocks, [step.last_blocks[row] for row in order]),
-    }
-    fed = [token_id for row in order for token_id in step.inputs[row]]
-    columns["input tokens"] = (input_ids[: len(fed)].numpy(), fed)
-    place_of = {name: place for place, name in enumerate(names)}
-    for new in step.announced:
-        place = place_of[new.request_id]
-        columns[f"blocks of request {new.request_id}"] = (table.block_table.np[place, : len(new.table)], new.table)
-    for what, (theirs, ours) in columns.items():
-        if not np.array_equal(theirs, ours):
-            raise RunnerDiverged(f"vLLM's runner has other {what} than the batch: {list(theirs)} instead of {ours}")
-    return order

@@ -24,7 +24,7 @@ from .kv_blocks import KVBlocks
 from .latent_attention import expand_latents, rotate_in_torch
 from .rank_executor import executor_class
 from .rank_messages import KVPlan, RankMemory, RankPlace
-from .vllm_settings import engine_arguments
+from .vllm_settings import choose_runner, engine_arguments
 from .weight_progress import shown_progress
 
 _MEASURED_LATER = 1 << 30
@@ -50,6 +50,7 @@ class RankLoader:
         self._quantization = config.quantization
         self._weights = config.model_path if place.leads and config.load_format != "dummy" else None
         self.is_on_cpu = bool(current_platform.is_cpu())
+        choose_runner(is_on_cpu=self.is_on_cpu, num_ranks=place.size)
         if self.is_on_cpu:
             expand_latents()
         arguments = engine_arguments(config) | self._memory_arguments(config)
@@ -85,7 +86,7 @@ class RankLoader:
         layouts = self.executor.get_supported_kv_cache_layouts()
         self._layout = resolve_kv_cache_layout(self.vllm_config, layouts, every_spec).name
         self.executor.set_kv_cache_layout(self._layout)
-        if self.is_on_cpu:
+        if self.is_on_cpu and not self.vllm_config.model_config.enforce_eager:
             _compile(self.runner)
         self._memory = RankMemory(
             block_bytes=sum(spec.page_size_bytes for spec in every_spec),
@@ -187,7 +188,7 @@ def _num_bytes(model: torch.nn.Module) -> int:
 
 
 def _compile(runner: Any) -> None:
-    """Compile the model, unless it runs eagerly. Raises ValueError if that fails: without a C++ compiler, for one."""
+    """Compile the model. Raises ValueError if that fails: without a C++ compiler, for one."""
     try:
         runner.warming_up_model()
     except RuntimeError as error:  # torch's compiler raises no other

@@ -37,6 +37,7 @@ class Messages:
                 NewRequestData(
                     req_id=new.request_id,
                     prompt_token_ids=new.prompt_token_ids,
+                    prefill_token_ids=new.prompt_token_ids,  # read by runner V2 alone
                     mm_features=[],
                     sampling_params=self._greedy,
                     pooling_params=None,

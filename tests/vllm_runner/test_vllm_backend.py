@@ -25,11 +25,12 @@ from quipu.kernels.step_errors import RunnerDiverged
 from quipu.kernels.step_types import LogitRules
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, scattered_blocks
+from tests.vllm_runner import v2_stand_ins
 from tests.vllm_runner.vllm_backends import SIZE, close_all, open_backend, vllm_marks
 
 pytestmark = vllm_marks
 
-NUM_OUTPUTS = 24
+NUM_OUTPUTS = 8 if v2_stand_ins.INTERPRETED else 24
 VOCAB_SIZE = 3072
 NOTES = (
     "Mira lives in Ashford. The river passed the old mill. Otto keeps an owl. Hugo lives in Milton. The wind crossed "
@@ -59,7 +60,10 @@ def wanted() -> list[list[int]]:
     return [generate(backend, prompt, tables(1, seed=at)[0])[0] for at, prompt in enumerate(prompts())]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+RANKS = {"one rank": 1} if v2_stand_ins.CHOSEN else {"one rank": 1, "two ranks": 2}  # which run V1
+
+
+@pytest.fixture(scope="module", params=list(RANKS.values()), ids=list(RANKS))
 def backend(request: pytest.FixtureRequest) -> VllmBackend:
     return open_backend(DEMO, tensor_parallel_size=request.param)
 
@@ -95,7 +99,7 @@ def generate(
     return [drawn.token_ids[0] for drawn in passes if drawn.rows], passes
 
 
-@pytest.mark.parametrize("chunk", [1 << 20, 48, 1])
+@pytest.mark.parametrize("chunk", [1 << 20, 48, *([] if v2_stand_ins.INTERPRETED else [1])])
 def test_cold(backend: VllmBackend, chunk: int) -> None:
     """In one piece, in chunks that end within blocks, and token by token."""
     chosen = range(len(prompts())) if chunk > 1 else [0]
@@ -169,7 +173,11 @@ def test_skipped_passes(backend: VllmBackend) -> None:
     assert outputs == wanted()[0][: len(outputs)]
 
 
-@pytest.mark.parametrize("fails", ["_model_forward", "_sample", "_bookkeeping_sync"])
+V1_FAILS = ("_model_forward", "_sample", "_bookkeeping_sync")
+V2_FAILS = ("add_requests", "prepare_attn", "sample", "postprocess_sampled")
+
+
+@pytest.mark.parametrize("fails", V2_FAILS if v2_stand_ins.CHOSEN else V1_FAILS)
 def test_pass_that_raises(backend: VllmBackend, fails: str) -> None:
     """Wherever it raises: repeated, it draws the same tokens, and so do sequences beside it.
 
@@ -210,12 +218,46 @@ def test_difference_ends_the_engine(backend: VllmBackend) -> None:
     """If the runner's idea of a request is not ours, nothing is drawn, and no later pass would be trusted."""
     (blocks,) = tables(1, seed=27)
     backend.step(make_batch({"slot": 0, "position": 0, "token_ids": prompts()[0], "blocks": blocks}))
-    batch = vars(backend)["_runner"].input_batch
-    batch.token_ids_cpu[0, len(prompts()[0])] += 1  # the token that it drew
+    runner = vars(backend)["_runner"]
+    if v2_stand_ins.CHOSEN:
+        runner.req_states.last_sampled_tokens += 1
+    else:
+        runner.input_batch.token_ids_cpu[0, len(prompts()[0])] += 1  # the token that it drew
     with pytest.raises(RunnerDiverged, match="other input tokens"):
         go_on = {"slot": 0, "position": len(prompts()[0]), "token_ids": [0], "carried": True, "blocks": blocks}
         backend.step(make_batch(go_on))
     assert generate(backend, prompts()[0], blocks)[0] == wanted()[0]
+
+
+@pytest.mark.skipif(not v2_stand_ins.CHOSEN, reason="of runner V1, every difference is tested without vLLM")
+@pytest.mark.parametrize(("what", "at"), [("positions", 0), ("last blocks", 9), ("blocks of new requests", 0)])
+def test_differences_on_the_device(backend: VllmBackend, what: str, at: int) -> None:
+    """Runner V2 keeps positions and tables on the device; a difference is found there, and named by the host."""
+    (blocks,) = tables(1, seed=27)
+    first = make_batch({"slot": 0, "position": 0, "token_ids": prompts()[0], "blocks": blocks})
+    backend.step(first)
+    runner = vars(backend)["_runner"]
+    states, table = runner.req_states, runner.block_tables.block_tables[0]
+    decode = {"slot": 0, "position": len(prompts()[0]), "token_ids": [0], "carried": True, "blocks": blocks}
+    index = states.req_id_to_index[max(states.req_id_to_index, key=int)]
+    if what == "positions":
+        states.num_computed_tokens.gpu[index] -= 1
+        with pytest.raises(RunnerDiverged, match="other positions"):
+            backend.step(make_batch(decode))
+        return
+    if what == "last blocks":
+        table.gpu[index, (len(prompts()[0])) // SIZE] += 1
+        with pytest.raises(RunnerDiverged, match="other last blocks"):
+            backend.step(make_batch(decode))
+        return
+    apply = table.apply_write
+
+    def apply_wrongly() -> None:
+        apply()
+        table.gpu[:, at] += 1
+
+    with mock.patch.object(table, "apply_write", apply_wrongly), pytest.raises(RunnerDiverged, match=what):
+        backend.step(first)
 
 
 def test_seeds(backend: VllmBackend) -> None:
@@ -355,6 +397,7 @@ def test_weights(backend: VllmBackend) -> None:
     assert num_bytes <= backend.memory_plan.weights_bytes < 1.01 * num_bytes
 
 
+@pytest.mark.skipif(v2_stand_ins.INTERPRETED, reason="torch's compiler does not know the stand-ins for a GPU")
 def test_compiled() -> None:
     """A compiled model says the same: whole prompts, prompts in chunks, and several sequences in a pass."""
     backend = open_backend(DEMO, enforce_eager=False)
@@ -367,6 +410,7 @@ def test_compiled() -> None:
     assert backend.step(make_batch(*rows)).token_ids == [output[0] for output in wanted()[:3]]
 
 
+@pytest.mark.skipif(v2_stand_ins.INTERPRETED, reason="torch's compiler does not know the stand-ins for a GPU")
 def test_compiler_that_fails() -> None:
     """A model that cannot be compiled is refused with the flag that helps, and what the compiler says."""
     runner = "vllm.v1.worker.cpu_model_runner.CPUModelRunner.warming_up_model"
