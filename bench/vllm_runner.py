@@ -1,6 +1,6 @@
 """Compare `quipu serve --executor vllm` with `vllm serve`: the same vLLM, the same checkpoint and load, in alternation.
 
-    python -m bench.vllm_runner [--json] [--quick] [--rounds 3] [--trace FILE] [--python .venv-vllm/bin/python]
+    python -m bench.vllm_runner [--json] [--quick] [--rounds 3] [--trace FILE] [--gpu] [--python .venv-vllm/bin/python]
 
 Both servers run from one environment that has vLLM and quipu (`make test-vllm` makes it), with blocks of 32 tokens. Two
 peers: `vllm` as it starts by itself, whose model torch.compile has compiled, and `vllm-eager`, which runs it as our
@@ -21,6 +21,7 @@ import json
 import signal
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,14 +37,18 @@ TURNS = 4
 """What they have at least."""
 COUNTED = ("--enable-prompt-tokens-details",)
 BLOCK = ("--block-size", "32")
+SHARED_GPU = ("--kv-cache-memory-bytes", str(2 << 30), "--gpu-memory-utilization", "0.1")
+"""It demands at start that this share of the device is free."""
 QUIPU = ("--executor", "vllm", "--kv-cache-memory", "2GiB")
 
 
-def servers_in(python: Path) -> list[Peer]:
-    """Return the three servers, started from this environment."""
+def servers_in(python: Path, flags: Sequence[str] = ()) -> list[Peer]:
+    """Return the three servers, started from this environment. `flags` are for vLLM's."""
     known = {peer.name: peer for peer in PEERS}
     ours = attrs.evolve(known["quipu"], python=python, command=partial(serve_quipu, format_flags=QUIPU))
-    theirs = attrs.evolve(known["vllm"], python=python, command=lambda *where: [*serve_vllm(*where), *BLOCK, *COUNTED])
+    theirs = attrs.evolve(
+        known["vllm"], python=python, command=lambda *where: [*serve_vllm(*where), *BLOCK, *COUNTED, *flags]
+    )
     eager = attrs.evolve(theirs, name="vllm-eager", command=lambda *where: [*theirs.command(*where), "--enforce-eager"])
     return [ours, theirs, eager]
 
@@ -66,10 +71,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="send the first requests of this trace, too")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
+    parser.add_argument("--gpu", action="store_true", help="the servers share a GPU: each takes 2 GiB for its KV cache")
     parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    peers = servers_in(arguments.python.absolute())
+    peers = servers_in(arguments.python.absolute(), SHARED_GPU if arguments.gpu else ())
     if not peers[1].is_installed():
         if not arguments.quick:
             sys.exit(f"vLLM is not installed for {arguments.python}: make test-vllm")

@@ -100,6 +100,12 @@ class DeviceSampler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._theirs, name)  # what the runner reads of a sampler besides calling it
 
+    def warm_up(self) -> None:
+        """Compile the kernels, so that no request waits for it."""
+        logits_1V = torch.zeros((1, self._runner.vocab_size), device=self._device)
+        row = StepBatch([0], [0, 1], [0], [0], [[0]], [True])
+        self._sampler.begin(row, [0], logits_1V, [0])
+
     def begin(self, batch: StepBatch, step: RunnerStep) -> None:
         """Set what the next call draws for."""
         self._pass = _Pass(batch, step)

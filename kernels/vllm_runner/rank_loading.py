@@ -27,6 +27,8 @@ from .rank_messages import KVPlan, RankMemory, RankPlace
 from .vllm_settings import choose_runner, engine_arguments
 from .weight_progress import shown_progress
 
+_LEAST_SHARE = 0.01
+"""Of a device: what vLLM demands to be free if the size of the KV cache is given."""
 _MEASURED_LATER = 1 << 30
 """Bytes of KV cache that a worker on the CPU is told of while it loads: it must be told some."""
 
@@ -159,7 +161,9 @@ class RankLoader:
         if self.is_on_cpu:
             return {"kv_cache_memory_bytes": _MEASURED_LATER}
         if config.kv_memory.num_bytes is not None:
-            return {"kv_cache_memory_bytes": config.kv_memory.num_bytes // self._place.size}
+            # its default share of the device would have to be free, although it does not take it
+            size = config.kv_memory.num_bytes // self._place.size
+            return {"kv_cache_memory_bytes": size, "gpu_memory_utilization": _LEAST_SHARE}
         if config.kv_memory.utilization is not None:
             return {"gpu_memory_utilization": config.kv_memory.utilization / config.num_sharing}
         return {}

@@ -175,7 +175,10 @@ def _make_sampler(loaded: Loaded, config: BackendConfig) -> LogitSampler | Devic
     from .device_sampler import DeviceSampler  # needs Triton, as runner V2 does
 
     draw_on_host, _ = host_sampling(num_threads)
-    return DeviceSampler(loaded.rank.runner, config.max_num_seqs, draw_on_host)
+    sampler = DeviceSampler(loaded.rank.runner, config.max_num_seqs, draw_on_host)
+    with torch.inference_mode():
+        sampler.warm_up()
+    return sampler
 
 
 def _tokens_of(drawn: Drawn) -> dict[int, int]:

@@ -1,10 +1,12 @@
 """`make gpu`: checks that need a GPU. Prints tables, writes JSON, exits with 1 if something failed.
 
     python -m tests.gpu [--json gpu.json] [--only parity,bits,limits,throughput] [--rehearse]
+    python -m tests.gpu --only vllm [--json gpu.json] [--rehearse]
 
 Needs torch with CUDA, Triton, numpy, attrs and safetensors; parity needs transformers, throughput all of quipu's
 dependencies. Parts are independent: if one fails, it reports why and the others run. `--rehearse` runs all the code on
-the CPU with Triton's interpreter (TRITON_INTERPRET=1) and tiny sizes.
+the CPU with Triton's interpreter (TRITON_INTERPRET=1) and tiny sizes. `vllm` tests another executor, in an environment
+of its own, and runs alone (`vllm_on_gpu.py`); its rehearsal needs vLLM's build for CPUs.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.gpu.machine import Machine, this_machine
+if TYPE_CHECKING:
+    from tests.gpu.machine import Machine
 
 Rows = list[dict[str, Any]]
 
@@ -28,6 +31,12 @@ def main() -> int:
     parser.add_argument("--only", help="comma-separated parts to run")
     parser.add_argument("--rehearse", action="store_true", help="run on the CPU, to check that the code works")
     arguments = parser.parse_args()
+    if arguments.only == "vllm":
+        from tests.gpu import vllm_on_gpu
+
+        return vllm_on_gpu.main(arguments.json, rehearsal=arguments.rehearse)
+    from tests.gpu.machine import this_machine  # needs Triton
+
     machine = this_machine(rehearsal=arguments.rehearse)
     report: dict[str, Any] = {"machine": machine.describe(), "failed": {}}
     print(report["machine"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -15,7 +16,7 @@ from quipu.actors.config.engine_config import EngineConfig
 from quipu.kernels.backend import QUANTIZED_BY_VLLM
 from quipu.kernels.checkpoints.quantizing import QUANTIZATIONS
 from quipu.kernels.load import load_backend
-from quipu.kernels.vllm_runner.vllm_settings import check_installed, engine_arguments
+from quipu.kernels.vllm_runner.vllm_settings import check_installed, choose_runner, engine_arguments
 from tests.kernels.kernel_checkpoints import backend_config
 from tests.tiny import TINY
 
@@ -120,3 +121,18 @@ def test_auto_is_the_checkpoints(tmp_path: Path, entry: str) -> None:
     assert engine_arguments(backend_config(tmp_path))["dtype"] == "float32"
     (tmp_path / "config.json").write_text("{}")
     assert engine_arguments(backend_config(tmp_path))["dtype"] == "auto"
+
+
+@pytest.mark.parametrize(("is_on_cpu", "num_ranks", "chosen"), [(True, 1, "0"), (False, 1, None), (False, 2, "0")])
+def test_choice_of_the_runner(
+    monkeypatch: pytest.MonkeyPatch, is_on_cpu: bool, num_ranks: int, chosen: str | None
+) -> None:
+    """V1 on CPUs and with several ranks; elsewhere vLLM chooses. What the operator says stays."""
+    variable = "VLLM_USE_V2_MODEL_RUNNER"
+    monkeypatch.setenv(variable, "")  # restored afterwards
+    monkeypatch.delenv(variable)
+    choose_runner(is_on_cpu=is_on_cpu, num_ranks=num_ranks)
+    assert os.environ.get(variable) == chosen
+    monkeypatch.setenv(variable, "1")
+    choose_runner(is_on_cpu=is_on_cpu, num_ranks=num_ranks)
+    assert os.environ[variable] == "1"
