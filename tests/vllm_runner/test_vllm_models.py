@@ -83,7 +83,8 @@ MORE: dict[str, PreTrainedConfig] = {
     "deepseek v3": DeepseekV3Config(
         **LATENT, **EXPERTS, num_hidden_layers=2, kv_lora_rank=32, q_lora_rank=48, qk_rope_head_dim=32,
         qk_nope_head_dim=64, v_head_dim=64, n_group=1, topk_group=1,
-        topk_method="noaux_tc",  # type: ignore[call-arg]  # also accepts undeclared fields
+        # as in published checkpoints; transformers' class has no fields for them
+        scoring_func="sigmoid", topk_method="noaux_tc",  # type: ignore[call-arg]  # accepts them, too
     ),
     "glm 4 moe": Glm4MoeConfig(**SHARED, **EXPERTS, num_hidden_layers=2, n_group=1, topk_group=1, pad_token_id=None),
     "granite": GraniteConfig(**NO_HEADS, num_hidden_layers=2, pad_token_id=None),
@@ -159,7 +160,7 @@ def test_logits(tmp_path: Path, name: str) -> None:
         (torch.cat(each), list(range(150, LENGTH))),
     ):
         found, allowed = differences(ours, theirs[at]), TOLERANCES["float32"]
-        assert found.regret <= 100 * allowed.regret and found.mean <= 100 * allowed.mean, found
+        assert found.regret <= allowed.regret and found.mean <= allowed.mean and found.p99 <= allowed.p99, found
 
 
 def test_a_family_that_is_not_ours() -> None:
