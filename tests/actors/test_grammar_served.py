@@ -42,7 +42,7 @@ from tests.grammars import (
 )
 from tests.near import assert_same
 from tests.prompts import prompt_of
-from tests.runtimes import Client, kill_engine, open_with_kept_vocabulary, runtime_config, serving_info
+from tests.runtimes import Client, eventually, kill_engine, open_with_kept_vocabulary, runtime_config, serving_info
 from tests.tiny import BLOCK, TINY
 from tests.vocabularies import Vocabulary
 
@@ -145,6 +145,9 @@ async def test_what_is_dropped_is_known_before_the_first_event() -> None:
             assert client.runtime.desk.num_open_requests == 0
 
 
+MOST_TRIES = 10
+
+
 async def test_grammar_depends_on_the_sequence_alone() -> None:
     """Tokens and logprobs are the same alone, in a batch and after preemptions; choices are independent; logprobs are
     those of the raw logits.
@@ -156,17 +159,21 @@ async def test_grammar_depends_on_the_sequence_alone() -> None:
         replies: list[Reply] = []
 
         async def beside(seed: int) -> None:
-            await ask(client, prompt_of(20, seed=seed), schema(UNION) if seed % 2 else None, max_tokens=80, seed=seed)
+            await ask(client, prompt_of(20, seed=seed), schema(UNION) if seed % 2 else None, max_tokens=180, seed=seed)
 
         async def this() -> None:
             replies.append(await ask(client, PROMPT, schema(PERSON), n=3))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(this)
-            for seed in range(20, 24):
-                nursery.start_soon(beside, seed)
-        assert replies[0].record.recomputed_tokens > 0
-    assert_same([choice.scores for choice in replies[0].choices], [choice.scores for choice in alone.choices])
+        for _ in range(MOST_TRIES):  # whether it is preempted depends on how long passes take
+            async with trio.open_nursery() as nursery:
+                for seed in range(20, 24):
+                    nursery.start_soon(beside, seed)
+                await eventually(lambda: client.runtime.desk.num_live_sequences == 4, "the others are admitted before")
+                nursery.start_soon(this)
+            if replies[-1].record.recomputed_tokens:
+                break
+        assert replies[-1].record.recomputed_tokens > 0
+    assert_same([choice.scores for choice in replies[-1].choices], [choice.scores for choice in alone.choices])
     assert len({tuple(choice.token_ids) for choice in alone.choices}) == 3
     for choice, plain in zip(alone.choices, free.choices, strict=True):
         assert [score.token_id for score in choice.scores[0].top] == [score.token_id for score in plain.scores[0].top]
@@ -233,7 +240,7 @@ async def test_texts_do_not_wait_for_the_grammars_of_others(monkeypatch: pytest.
 
     monkeypatch.setattr(GrammarChecker, "check", check_slowly)
     text, replies = TextPrompt("a knot " * 400), list[Any]()
-    async with open_client(executor="fake", max_model_len=8000, num_blocks=4000) as client:
+    async with open_client(executor="fake", max_model_len=8000, num_blocks=64_000 // BLOCK) as client:
 
         async def constrained(number: int) -> None:
             grammar = regex(f"[0-9]{{{number + 3}}}")

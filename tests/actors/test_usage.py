@@ -149,13 +149,15 @@ async def test_choices_count_the_prompt_once(autojump_clock: trio.abc.Clock) -> 
 @pytest.mark.parametrize("num_blocks", [12, 16, 24])
 async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_blocks: int) -> None:
     """In a pool so small that requests are preempted, texts and cached counts are the same as in a large one."""
-    prompts = [prompt_of(40 + 7 * i, seed=i) for i in range(8)]
+    scale = BLOCK // 16
+    prompts = [prompt_of((40 + 7 * i) * scale, seed=i) for i in range(8)]
+    num_tokens = 60 * scale
 
     async def run(client: Client) -> list[Answer]:
         answers: dict[int, Answer] = {}
 
         async def one(index: int) -> None:
-            answers[index] = await client.ask(prompts[index], max_tokens=60)
+            answers[index] = await client.ask(prompts[index], max_tokens=num_tokens)
 
         async with trio.open_nursery() as nursery:
             for index in range(8):
@@ -172,7 +174,7 @@ async def test_preemption_changes_nothing(autojump_clock: trio.abc.Clock, num_bl
     assert preempted > 0, "the pool must be too small for all requests"
     assert recomputed > 0
     for answer, prompt in zip(answers, prompts, strict=True):
-        assert_text(answer, prompt, 60)
+        assert_text(answer, prompt, num_tokens)
         assert answer.record.prompt_tokens == len(prompt)
         assert answer.record.cached_tokens == 0, "no prompt had been seen before; recomputed tokens do not count"
         assert answer.record.cache_write_tokens is not None
