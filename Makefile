@@ -98,7 +98,7 @@ test-vllm: $(VLLM_VENV)/installed ## test `--executor vllm` with vLLM's build fo
 	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -m 'not slow' -n 2 --dist loadfile $$($(BIN)/python -m tests.vllm_runner.elsewhere) $(ARGS)
 	$(if $(ARGS),,@$(MAKE) --no-print-directory test-vllm-v2)
 
-test-vllm-v2: $(VLLM_VENV)/installed ## test it with vLLM's runner for GPUs, interpreted on the CPU (a minute)
+test-vllm-v2: $(VLLM_VENV)/installed ## test it with vLLM's runner for GPUs, interpreted on the CPU (two minutes)
 	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_TESTS) --durations 5 \
 		$(addprefix tests/vllm_runner/test_,vllm_backend.py v2_ahead.py) $(ARGS)
 

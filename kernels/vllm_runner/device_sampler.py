@@ -25,7 +25,10 @@ from ..sampling.logprobs import add_scores, score_rows
 from ..step_errors import RunnerDiverged
 from ..triton.device import send
 from ..triton.sampler import Draw, Pending, Sampler
+from .followers import Followers
+from .rank_messages import ComputeHead
 from .runner_checks import check_known_to_host
+from .runner_outputs import output_of_v2, share_tokens
 from .runner_requests import RunnerStep
 
 _SCORED_AT_ONCE = 64
@@ -90,8 +93,10 @@ class DeviceDraws:
 class DeviceSampler:
     """Stands where the runner has its own sampler."""
 
-    def __init__(self, runner: Any, max_num_seqs: int, draw_on_host: Draw | None) -> None:
+    def __init__(self, runner: Any, max_num_seqs: int, draw_on_host: Draw | None, followers: Followers) -> None:
+        """`followers` get what was drawn, and take part in computing logits."""
         self._runner = runner
+        self._followers = followers
         self._theirs = runner.sampler
         self._device: torch.device = runner.device
         self._sampler = Sampler(max_num_seqs, TorchPlace(self._device), draw_on_host)
@@ -112,8 +117,6 @@ class DeviceSampler:
 
     def __call__(self, logits: torch.Tensor, input_batch: Any) -> Any:
         """Draw for the rows that do, from the logits of each row's last token, in the runner's order."""
-        from vllm.v1.worker.gpu.sample.output import SamplerOutput
-
         one = self._pass
         if one is None:
             raise RunnerDiverged("vLLM's runner samples outside of a pass")
@@ -130,16 +133,10 @@ class DeviceSampler:
             pending = self._sampler.begin(batch, rows, *one.logits)
             ids_R.index_copy_(0, send(torch.tensor(places), self._device), pending.ids.to(torch.int64))
             results = torch.cat([pending.ids, pending.failed, differing])
+        share_tokens(ids_R, 1 + len(self._followers))
         host = results.to("cpu", non_blocking=True)
         one.draws = DeviceDraws(batch, rows, host, self._event())
-        num_sampled_R = torch.tensor([int(batch.samples[row]) for row in order], dtype=torch.int32)
-        return SamplerOutput(
-            sampled_token_ids=ids_R[:, None],
-            logprobs_tensors=None,
-            num_nans=None,
-            num_sampled=send(num_sampled_R, self._device),
-            num_rejected=torch.zeros(len(order), dtype=torch.int32, device=self._device),
-        )
+        return output_of_v2(order, batch.samples, ids_R)
 
     def finish(self, hidden_states_ND: torch.Tensor) -> DeviceDraws | Drawn:
         """Return what is being drawn, or, if scores are requested, what was. The tokens of `hidden_states_ND` are in
@@ -153,7 +150,9 @@ class DeviceSampler:
         flat = step.flat_places(one.order)
 
         def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
-            logits_NV = self._runner.model.compute_logits(hidden_states_ND[[flat[token] for token in tokens]])
+            places = [flat[token] for token in tokens]
+            with self._followers.entering(ComputeHead(places)):
+                logits_NV = self._runner.model.compute_logits(hidden_states_ND[places])
             return logits_NV.to(torch.float32), range(len(tokens))
 
         drawn = one.draws.read()

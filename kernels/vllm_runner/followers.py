@@ -64,7 +64,7 @@ class Followers:
     """All other ranks; none if there is one rank."""
 
     def __init__(
-        self, config: BackendConfig, end_process: Callable[[int], object] = os._exit, module: str = MODULE
+        self, config: BackendConfig, end_process: Callable[[int], object] = os._exit, module: str | None = None
     ) -> None:
         """Start them; they load at once. `end_process` gets the exit code when one of them ends."""
         size = config.tensor_parallel_size
@@ -76,7 +76,7 @@ class Followers:
         self.leader = RankPlace(0, size, f"quipu-{os.getpid()}-{secrets.token_hex(6)}", store)
         try:
             for rank in range(1, size):
-                self._all.append(_start(attrs.evolve(self.leader, rank=rank), config, module))
+                self._all.append(_start(attrs.evolve(self.leader, rank=rank), config, module or MODULE))
         except BaseException:
             self.close()
             raise
@@ -119,12 +119,18 @@ class Followers:
     def entering(self, message: object) -> Iterator[None]:
         """Begin a collective: every follower enters it when it gets this message.
 
-        An error within becomes RankLost, because the others may be waiting in the collective for this rank.
+        An error within becomes RankLost.
         """
+        self.tell(message)
+        with self.together():
+            yield
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make an error within RankLost: all ranks are in a collective, or about to enter one."""
         if not self._all:
             yield
             return
-        self.tell(message)
         try:
             yield
         except Exception as error:

@@ -18,7 +18,7 @@ import torch
 
 from ..backend import BackendConfig
 from ..step_errors import RunnerDiverged
-from .logit_sampler import drawn_output
+from .followed_samplers import FollowedDeviceSampler, FollowedSampler
 from .rank_loading import RankLoader
 from .rank_messages import (
     BlocksCopied,
@@ -33,8 +33,6 @@ from .rank_messages import (
     RowsDrawn,
     RunPass,
 )
-from .runner_checks import check_batch
-from .runner_requests import RunnerStep
 from .scheduler_message import Messages
 
 
@@ -49,7 +47,8 @@ class FollowingRank:
         self._loader = RankLoader(config, place)
         self._messages = Messages(config.max_model_len)
         self._passes = passes
-        self._step: RunnerStep | None = None
+        self.size = place.size
+        self._told: RunPass | None = None
         self._hidden_states_ND = torch.empty(0, 0)
         self._arenas: list[mmap.mmap] = []
 
@@ -61,7 +60,8 @@ class FollowingRank:
                 raise RunnerDiverged(f"rank 0 says {message} instead of how to allocate the cache")
             self._passes.send(self._loader.profile())
         self._loader.allocate(message)
-        self._loader.runner.sampler = _FollowedSampler(self)
+        kind = FollowedDeviceSampler if self._loader.is_v2 else FollowedSampler
+        self._loader.runner.sampler = kind(self)
         self._passes.send(Ready())
 
     @torch.inference_mode()
@@ -99,10 +99,11 @@ class FollowingRank:
         return message
 
     @property
-    def step(self) -> RunnerStep:
-        if self._step is None:
+    def told(self) -> RunPass:
+        """The pass that is running."""
+        if self._told is None:
             raise RunnerDiverged("vLLM's runner samples outside of a pass")
-        return self._step
+        return self._told
 
     @property
     def runner(self) -> Any:
@@ -110,13 +111,15 @@ class FollowingRank:
 
     def _run(self, told: RunPass) -> None:
         executor, runner = self._loader.executor, self._loader.runner
-        self._step = told.step
+        self._told = told
         self._loader.blocks.prepare(told.copies, told.step.fresh_blocks)
         try:
             if executor.execute_model(self._messages.step(told.step)) is not None:
                 raise RunnerDiverged("vLLM's runner has answered a pass without running it")
             self._hidden_states_ND = runner.execute_model_state.hidden_states
-            executor.sample_tokens(None)
+            sampled = executor.sample_tokens(None, non_block=True)
+            if sampled.done():
+                sampled.result()  # raises what sampling has raised
         except _Abandoned:
             runner.execute_model_state = None  # else it would wait for the rest of this pass
 
@@ -129,23 +132,6 @@ class FollowingRank:
             except (ValueError, RuntimeError, MemoryError) as error:
                 return BlocksCopied(f"{type(error).__name__}: {error}")
         return BlocksCopied()
-
-
-class _FollowedSampler:
-    """Stands where the runner has its own sampler, and yields what rank 0 has drawn."""
-
-    def __init__(self, rank: FollowingRank) -> None:
-        self._rank = rank
-        self._theirs = rank.runner.sampler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._theirs, name)  # what the runner reads of a sampler besides calling it
-
-    def __call__(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        runner = self._rank.runner
-        order = check_batch(runner.input_batch, runner.input_ids.cpu, self._rank.step)
-        drawn = self._rank.drawn(order)
-        return drawn_output(order, drawn.rows, drawn.token_ids, logits.device)
 
 
 def _receive_arena(moves: Connection, num_bytes: int) -> mmap.mmap:

@@ -30,11 +30,11 @@ from ..step_types import Scores
 from .followers import Followers
 from .rank_messages import ComputeHead, RowsDrawn
 from .runner_checks import check_batch
+from .runner_outputs import output_of_v1
 from .runner_requests import RunnerStep
 
 Draw = Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]]
 Score = Callable[[torch.Tensor, Sequence[int], list[int], list[int]], Scores]
-_NO_TOKEN = -1  # vLLM's PLACEHOLDER_TOKEN_ID
 _SCORED_AT_ONCE = 64
 """Prompt tokens whose logits are held at a time."""
 
@@ -99,7 +99,7 @@ class LogitSampler:
             drawn = Drawn([], [])
         self._followers.tell(RowsDrawn(order, rows, drawn.token_ids))
         one_pass.drawn = drawn
-        return drawn_output(order, rows, drawn.token_ids, logits.device)
+        return output_of_v1(order, rows, drawn.token_ids, logits.device)
 
     def finish(self, hidden_states_ND: torch.Tensor) -> Drawn:
         """Return what was drawn, with scores if any are requested. `hidden_states_ND` are in the runner's order."""
@@ -119,15 +119,3 @@ class LogitSampler:
 
         drawn_logits = (one_pass.logits_MV, range(len(one_pass.drawn.rows)))
         return add_scores(one_pass.drawn, batch.scoring, drawn_logits, head, self._score, at_once=_SCORED_AT_ONCE)
-
-
-def drawn_output(order: list[int], rows: list[int], token_ids: list[int], device: torch.device) -> Any:
-    """Return what the runner expects of a sampler: the tokens of these rows of the step, in the runner's order."""
-    from vllm.v1.outputs import SamplerOutput
-
-    # two columns, because a row of these may yield no token at all
-    ids_M2 = torch.full((len(order), 2), _NO_TOKEN, dtype=torch.int32)
-    if rows:
-        place_of = {row: place for place, row in enumerate(order)}
-        ids_M2[[place_of[row] for row in rows], 0] = torch.tensor(token_ids, dtype=torch.int32)
-    return SamplerOutput(sampled_token_ids=ids_M2.to(device), logprobs_tensors=None)

@@ -52,7 +52,7 @@ class RankLoader:
         self._quantization = config.quantization
         self._weights = config.model_path if place.leads and config.load_format != "dummy" else None
         self.is_on_cpu = bool(current_platform.is_cpu())
-        choose_runner(is_on_cpu=self.is_on_cpu, num_ranks=place.size)
+        choose_runner(is_on_cpu=self.is_on_cpu)
         if self.is_on_cpu:
             expand_latents()
         arguments = engine_arguments(config) | self._memory_arguments(config)
@@ -64,6 +64,11 @@ class RankLoader:
         if self.is_on_cpu:
             rotate_in_torch(self.vllm_config.model_config)
         register_all_kvcache_specs(self.vllm_config)
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether vLLM's newer runner computes."""
+        return bool(self.vllm_config.use_v2_model_runner)
 
     def load(self) -> RankMemory:
         """Make the worker, which reads its weights, and return what it holds. All ranks take part.

@@ -71,11 +71,13 @@ class Ready:
 class RunPass:
     step: RunnerStep
     copies: Sequence[tuple[int, int]]
+    samples: Sequence[bool]
+    """Whether each row of the step draws a token."""
 
 
 @attrs.frozen
 class RowsDrawn:
-    """What rank 0 has drawn in the pass that is running."""
+    """What rank 0 has drawn in the pass that is running, with runner V1."""
 
     order: list[int]
     """The rows of the step in the order of its runner, which must be that of every runner."""

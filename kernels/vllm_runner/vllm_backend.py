@@ -14,6 +14,7 @@ the cached prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -72,7 +73,7 @@ class VllmBackend:
         self._followers = loaded.followers
         self._arenas = BlockArenas(self.blocks, self._followers)
         self.memory_plan = loaded.memory_plan
-        self._is_v2 = loaded.is_v2
+        self._is_v2 = loaded.rank.is_v2
         self._sampler = _make_sampler(loaded, config)
         self._runner.sampler = self._sampler
         self._running: _RunningPass | None = None
@@ -106,13 +107,15 @@ class VllmBackend:
             sampler.begin(batch, step)
             self.blocks.prepare(batch.copies, step.fresh_blocks)
             message = self._messages.step(step)
-            with self._followers.entering(RunPass(step, batch.copies)):
+            with self._followers.entering(RunPass(step, batch.copies, batch.samples)):
                 if self._executor.execute_model(message) is not None:
                     raise RunnerDiverged("vLLM's runner has answered a pass without running it")
             hidden_states_ND = self._runner.execute_model_state.hidden_states
-            answer = self._executor.sample_tokens(None, non_block=True)
-            if answer.done():
-                answer.result()  # raises what sampling has raised
+            # with V2, ranks share what was drawn in a collective
+            with self._followers.together() if self._is_v2 else nullcontext():
+                answer = self._executor.sample_tokens(None, non_block=True)
+                if answer.done():
+                    answer.result()  # raises what sampling has raised
             with torch.inference_mode():
                 drawing = sampler.finish(hidden_states_ND)
         except BaseException:
@@ -170,12 +173,12 @@ class VllmBackend:
 
 def _make_sampler(loaded: Loaded, config: BackendConfig) -> LogitSampler | DeviceSampler:
     num_threads = loaded.num_threads or torch.get_num_threads()
-    if not loaded.is_v2:
+    if not loaded.rank.is_v2:
         return LogitSampler(loaded.rank.runner, num_threads, loaded.followers)
     from .device_sampler import DeviceSampler  # needs Triton, as runner V2 does
 
     draw_on_host, _ = host_sampling(num_threads)
-    sampler = DeviceSampler(loaded.rank.runner, config.max_num_seqs, draw_on_host)
+    sampler = DeviceSampler(loaded.rank.runner, config.max_num_seqs, draw_on_host, loaded.followers)
     with torch.inference_mode():
         sampler.warm_up()
     return sampler

@@ -42,8 +42,6 @@ class Loaded:
     """vLLM's version, the attention backend, and, where they are so, `V2`, `eager` and the number of ranks."""
     num_threads: int | None
     """Of all ranks, where the CPU computes."""
-    is_v2: bool
-    """Whether the runner is vLLM's newer one."""
 
 
 def load(config: BackendConfig) -> Loaded:
@@ -85,8 +83,7 @@ def _load(config: BackendConfig, rank: RankLoader, followers: Followers, version
     followers.are_loaded()
     attention = sorted({group.backend.get_name() for groups in rank.runner.attn_groups for group in groups})
     model, library = rank.vllm_config.model_config, " ".join(["vllm", version, *attention])
-    is_v2 = bool(rank.vllm_config.use_v2_model_runner)
-    if is_v2:
+    if rank.is_v2:
         library += " V2"
     if config.enforce_eager:
         library += " eager"
@@ -101,7 +98,6 @@ def _load(config: BackendConfig, rank: RankLoader, followers: Followers, version
         quantization=model.quantization,
         library=library,
         num_threads=num_threads if rank.is_on_cpu else None,
-        is_v2=is_v2,
     )
 
 
@@ -117,11 +113,6 @@ def _check_supported(vllm_config: Any, config: BackendConfig) -> None:
         raise ValueError(f"{named} reads more than text, which the vllm executor does not serve")
     if model.is_hybrid or model.is_attention_free:
         raise ValueError(f"{named} keeps a state besides a KV cache: the vllm executor needs one block table for all")
-    if config.tensor_parallel_size > 1 and vllm_config.use_v2_model_runner:
-        raise ValueError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} needs vLLM's model runner V1, and "
-            f"VLLM_USE_V2_MODEL_RUNNER=1 is set: unset it"
-        )
     if not vllm_config.scheduler_config.enable_chunked_prefill:
         raise ValueError(f"vLLM computes {named} here only in whole prompts: no chunk, no cached prefix")
     if vllm_config.cache_config.block_size != config.block_size:

@@ -40,13 +40,13 @@ def settle_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def choose_runner(*, is_on_cpu: bool, num_ranks: int) -> None:
-    """Let vLLM run its older runner (V1) on CPUs and with several ranks, which are told what was drawn by the host.
+def choose_runner(*, is_on_cpu: bool) -> None:
+    """Let vLLM run its older runner (V1) on CPUs.
 
     Elsewhere it chooses: V2, except for features that V2 lacks. To be called before vLLM's configuration is made. What
     the operator has set stays.
     """
-    if is_on_cpu or num_ranks > 1:
+    if is_on_cpu:
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
 
 

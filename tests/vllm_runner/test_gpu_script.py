@@ -21,7 +21,9 @@ def python(name: str, code: str, limit_s: float = 60) -> Part:
 def test_results_of_parts() -> None:
     """The last line is what a part has found: parsed if it is JSON; a part that fails has none."""
     assert run(python("says", "print(1); print('12 passed')"))["found"] == "12 passed"
-    assert run(python("tells", "print('noise'); import json; print(json.dumps([3]))"))["found"] == {"same": [3]}
+    assert run(python("tells", "print('noise'); import json; print(json.dumps({'same': [3]}))"))["found"] == {
+        "same": [3]
+    }
     failed = run(python("fails", "import sys; print('x'); sys.exit(4)"))
     assert not failed["ok"] and failed["why"] == "exit code 4" and "found" not in failed
 

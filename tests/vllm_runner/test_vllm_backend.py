@@ -60,7 +60,7 @@ def wanted() -> list[list[int]]:
     return [generate(backend, prompt, tables(1, seed=at)[0])[0] for at, prompt in enumerate(prompts())]
 
 
-RANKS = {"one rank": 1} if v2_stand_ins.CHOSEN else {"one rank": 1, "two ranks": 2}  # which run V1
+RANKS = {"one rank": 1, "two ranks": 2}
 
 
 @pytest.fixture(scope="module", params=list(RANKS.values()), ids=list(RANKS))
@@ -183,7 +183,7 @@ def test_pass_that_raises(backend: VllmBackend, fails: str) -> None:
 
     With several ranks this holds only outside of what they compute together; for the rest see `test_vllm_ranks.py`.
     """
-    if fails == "_model_forward" and vars(backend)["_followers"]:
+    if vars(backend)["_followers"] and (v2_stand_ins.CHOSEN or fails == "_model_forward"):
         return
     first, second = tables(2, seed=25)
     runner = vars(backend)["_runner"]

@@ -123,16 +123,14 @@ def test_auto_is_the_checkpoints(tmp_path: Path, entry: str) -> None:
     assert engine_arguments(backend_config(tmp_path))["dtype"] == "auto"
 
 
-@pytest.mark.parametrize(("is_on_cpu", "num_ranks", "chosen"), [(True, 1, "0"), (False, 1, None), (False, 2, "0")])
-def test_choice_of_the_runner(
-    monkeypatch: pytest.MonkeyPatch, is_on_cpu: bool, num_ranks: int, chosen: str | None
-) -> None:
-    """V1 on CPUs and with several ranks; elsewhere vLLM chooses. What the operator says stays."""
+@pytest.mark.parametrize(("is_on_cpu", "chosen"), [(True, "0"), (False, None)])
+def test_choice_of_the_runner(monkeypatch: pytest.MonkeyPatch, is_on_cpu: bool, chosen: str | None) -> None:
+    """V1 on CPUs; elsewhere vLLM chooses. What the operator says stays."""
     variable = "VLLM_USE_V2_MODEL_RUNNER"
     monkeypatch.setenv(variable, "")  # restored afterwards
     monkeypatch.delenv(variable)
-    choose_runner(is_on_cpu=is_on_cpu, num_ranks=num_ranks)
+    choose_runner(is_on_cpu=is_on_cpu)
     assert os.environ.get(variable) == chosen
     monkeypatch.setenv(variable, "1")
-    choose_runner(is_on_cpu=is_on_cpu, num_ranks=num_ranks)
+    choose_runner(is_on_cpu=is_on_cpu)
     assert os.environ[variable] == "1"

@@ -7,10 +7,13 @@ once and in order: this shows that messages, sampling and bookkeeping are right,
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from quipu.kernels.vllm_runner import followers
 
 _HAS_GPU = torch.cuda.is_available()
 CHOSEN = os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "1" if _HAS_GPU else "0") == "1"
@@ -39,7 +42,10 @@ def install() -> None:
     """Put the stand-ins where vLLM looks. Raises RuntimeError if Triton would compile."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("runner V2 needs a GPU, or TRITON_INTERPRET=1")
+    import torch._dynamo.config as dynamo
     from triton.backends import backends
+
+    dynamo.disable = True  # the compiler finds no Triton that compiles; with several ranks vLLM compiles an operation
 
     registered: Any = backends
     registered["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
@@ -49,3 +55,5 @@ def install() -> None:
     cuda.current_stream = lambda *arguments: Idle()
     cuda.set_stream = lambda *arguments: None
     cuda.stream = lambda stream: Idle()
+    followers.MODULE = "tests.vllm_runner.v2_rank"  # so that other ranks install them, too
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
