@@ -25,10 +25,13 @@ from tests.tiny import EXECUTOR
 __all__ = ["postgres", "postgres_cluster", "pytest_terminal_summary"]
 
 if EXECUTOR == "vllm":
+    from tests.vllm_runner import v2_stand_ins
     from tests.vllm_runner.elsewhere import LEFT_OUT
     from tests.vllm_runner.fake_over_vllm import load_vllm_first, sound_passes
 
     __all__ += ["sound_passes"]
+    if v2_stand_ins.INTERPRETED:
+        v2_stand_ins.install()
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -4,6 +4,9 @@
 
 `make test-vllm` runs this, `make test-vllm-long` the same with `--all`. Runtimes get the backends of
 `fake_over_vllm.py`, servers `--executor vllm`. `tests/conftest.py` does not collect what is in `LEFT_OUT`.
+
+With VLLM_USE_V2_MODEL_RUNNER=1 and TRITON_INTERPRET=1 those that start no server run on vLLM's runner for GPUs, in the
+interpreter (`v2_stand_ins.py`), many times slower.
 """
 
 from __future__ import annotations
