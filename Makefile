@@ -102,7 +102,7 @@ test-vllm-v2: $(VLLM_VENV)/installed ## test it with vLLM's runner for GPUs, int
 	VLLM_USE_V2_MODEL_RUNNER=1 TRITON_INTERPRET=1 $(VLLM_TESTS) --durations 5 \
 		$(addprefix tests/vllm_runner/test_,vllm_backend.py v2_ahead.py) $(ARGS)
 
-test-vllm-long: $(VLLM_VENV)/installed ## the same with more models, fault tests and engines (about 25 minutes)
+test-vllm-long: $(VLLM_VENV)/installed ## the same with more models, fault tests and engines
 	$(VLLM_TESTS) -n 2 --dist loadfile tests/vllm_runner --durations 5 $(ARGS)
 	QUIPU_TEST_EXECUTOR=vllm $(VLLM_TESTS) -n 2 --dist loadfile $$($(BIN)/python -m tests.vllm_runner.elsewhere --all) $(ARGS)
 

@@ -19,8 +19,9 @@ import openai
 
 from tests.e2e.prompts import expected_text, text_prompt, token_prompt
 from tests.e2e.servers import Server
+from tests.tiny import EXECUTOR
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0 if EXECUTOR == "vllm" else 120.0
 SLOW_READ_BYTES = 700
 Content = dict[str, Any]
 """Everything of an answer that must be the same whenever it is asked."""
