@@ -19,6 +19,7 @@ from ..backend import BackendConfig, KVMemory, MemoryPlan
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import Memory, memory
 from .followers import Followers
+from .openmp_threads import end_own_threads
 from .rank_loading import RankLoader
 from .rank_messages import KVPlan, Profile, RankMemory, Ready
 from .vllm_settings import check_installed, engine_arguments, settle_environment
@@ -81,6 +82,8 @@ def _load(config: BackendConfig, rank: RankLoader, followers: Followers, version
     rank.allocate(chosen)
     followers.receive_each(Ready)
     followers.are_loaded()
+    if rank.is_on_cpu:
+        end_own_threads()
     attention = sorted({group.backend.get_name() for groups in rank.runner.attn_groups for group in groups})
     model, library = rank.vllm_config.model_config, " ".join(["vllm", version, *attention])
     if rank.is_v2:
