@@ -38,7 +38,7 @@ constexpr int kPanelsTogether = kLanes == 8 ? 2 : 4;  // whose codes are in regi
 // Whether MR rows take at most 8 products per line of codes, so that they mostly wait for memory. Then lines are prefetched into
 // the second-level cache, since the first one can wait for too few at a time; with more products, for its latency.
 template <class C, int MR>
-constexpr bool is_reading = kLanes == 16 && MR * 64 * C::kUnits <= 8 * C::kBytes;
+constexpr bool is_reading = MR * 64 * C::kUnits <= 8 * C::kBytes;
 
 // Calls go with each index below N, known to the compiler.
 template <int N, class F, int i = 0>
