@@ -2,10 +2,9 @@
 
     python -m bench.vllm_runner [--json] [--quick] [--rounds 3] [--trace FILE] [--gpu] [--python .venv-vllm/bin/python]
 
-Both servers run from one environment that has vLLM and quipu (`make test-vllm` makes it), with blocks of 32 tokens. Two
-peers: `vllm` as it starts by itself, whose model torch.compile has compiled, and `vllm-eager`, which runs it as our
-executor does (`--enforce-eager`). Rows and ratios are those of `python -m bench.peers`; `ratio` is relative to the
-faster of the two.
+All run from one environment that has vLLM and quipu (`make test-vllm` makes it), with blocks of 32 tokens. Two peers:
+`vllm` as it starts by itself, whose model is compiled, as ours is, and `vllm-eager` (`--enforce-eager`). Rows and
+ratios are those of `python -m bench.peers`; `ratio` is relative to the faster of the two.
 
 With `--trace` (see `python -m bench.trace_replay`), conversations of four turns or more among its first thousand
 requests are sent, too, at a sixteenth of their lengths, eight requests at a time, to pools of 2 GiB: `trace` counts
