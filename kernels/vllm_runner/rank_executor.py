@@ -66,6 +66,6 @@ def _store(place: RankPlace) -> Any:
     """Return where ranks find one another."""
     if place.store is None:
         return dist.HashStore()  # type: ignore[attr-defined] # documented, but not in torch's list of exports
-    return dist.FileStore(  # type: ignore[attr-defined] # likewise
+    return dist.FileStore(  # type: ignore[attr-defined] # as HashStore: documented, not exported
         f"/proc/self/fd/{place.store}", place.size
     )

@@ -150,6 +150,7 @@ class RankLoader:
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         """Turn what vLLM raises at a broken checkpoint, or without a kernel for `--quantization`, into a refusal."""
+        # shapes that do not fit, tensors of unknown names, formats without a reader, files that are cut short
         broken = (AssertionError, KeyError, NotImplementedError, SafetensorError)
         try:
             yield

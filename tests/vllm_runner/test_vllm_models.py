@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from quipu.kernels.checkpoints import progress
+from quipu.kernels.cpu.instruction_sets import processor_flags
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
@@ -84,7 +85,7 @@ MORE: dict[str, PreTrainedConfig] = {
         **LATENT, **EXPERTS, num_hidden_layers=2, kv_lora_rank=32, q_lora_rank=48, qk_rope_head_dim=32,
         qk_nope_head_dim=64, v_head_dim=64, n_group=1, topk_group=1,
         # as in published checkpoints; transformers' class has no fields for them
-        scoring_func="sigmoid", topk_method="noaux_tc",  # type: ignore[call-arg]  # accepts them, too
+        scoring_func="sigmoid", topk_method="noaux_tc",  # type: ignore[call-arg]  # any keyword becomes an attribute
     ),
     "glm 4 moe": Glm4MoeConfig(**SHARED, **EXPERTS, num_hidden_layers=2, n_group=1, topk_group=1, pad_token_id=None),
     "granite": GraniteConfig(**NO_HEADS, num_hidden_layers=2, pad_token_id=None),
@@ -168,7 +169,7 @@ def test_a_family_that_is_not_ours() -> None:
     assert SERVED["experts"].model_type == "mixtral" and "MixtralForCausalLM" not in FAMILIES
 
 
-@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="vLLM's own latent attention has chunks with AMX")  # noqa: SLF001
+@pytest.mark.skipif("amx_tile" in processor_flags(), reason="vLLM's own latent attention has chunks with AMX")
 def test_latents_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own latent attention, if it is asked for, is refused where it has no chunks, with the reason."""
     monkeypatch.setenv("VLLM_MLA_DISABLE", "0")
