@@ -51,6 +51,7 @@ from .fleet.processes.link_tls import tls_of
 from .fleet.processes.process_host import local_hosts
 from .fleet.supervisor import EngineHost
 from .messages.accountant import Unsent
+from .messages.tiers import Tier
 from .request_desk.desk import RequestDesk
 from .request_desk.engine_pool import EnginePool, PooledEngine
 from .request_desk.interface import ServingInfo
@@ -130,9 +131,9 @@ async def open_runtime(
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
     sequences = LiveSequences(routes, config.submit_slots, resumes=config.on_engine_death == "resume")
     engines = EnginePool()
-    has_host_tier = config.engine.kv_host_memory is not None
+    lower_tiers = [Tier.HOST] if config.engine.kv_host_memory is not None else []
     name = config.model_names[0] if config.model_names else "upstream"
-    metrics = Metrics(name, config.num_engines, has_host_tier=has_host_tier)
+    metrics = Metrics(name, config.num_engines, lower_tiers=lower_tiers)
     desk = RequestDesk(
         info,
         encoder=encodes,

@@ -41,8 +41,8 @@ class Admit:
     number: int = 1
     step_s: float = 0.0
     """Duration of the step that admitted it."""
-    host_spans: tuple[int, ...] = ()
-    """Where the tokens of the tier `host` are: start, end, start, end."""
+    tier_spans: dict[str, list[int]] = attrs.field(factory=dict)
+    """Where the tokens of lower tiers are, by tier: start, end, start, end."""
 
 
 @attrs.frozen
@@ -127,7 +127,7 @@ class ScriptedHost:
                 await self._report(link, submit.sequence_id, entries)
 
     async def _report(self, link: EngineLink, sequence_id: int, entries: Iterable[ScriptedEntry]) -> None:
-        empty = {"list": [], "bytes": b"", "bool": False, "int": 0, "HostTierReport | None": None}
+        empty = {"list": [], "bytes": b"", "bool": False, "int": 0, "dict": {}}
         types = StepReport.__annotations__
         columns: dict[str, Any] = {name: copy(empty[kind.split("[")[0]]) for name, kind in types.items()}
         self._number += 1
@@ -147,7 +147,7 @@ class ScriptedHost:
                 reused = sum((entry.tiers or {}).values()) if entry.reused is None else entry.reused
                 add(admitted_ids=sequence_id, admitted_number=entry.number, admitted_reused=reused)
                 add(admitted_read=entry.read, admitted_miss_reasons="none", admitted_miss_tokens=0)
-                add(admitted_host_spans=entry.host_spans)
+                add(admitted_tier_spans=entry.tier_spans)
                 add(admitted_tiers=entry.tiers, admitted_sides=entry.side.value, admitted_step_s=entry.step_s)
             case Compute():
                 add(span_ids=sequence_id, span_starts=entry.start, span_ends=entry.end)

@@ -11,6 +11,7 @@ import attrs
 
 from ..messages.accountant import Side
 from ..messages.block_manager import CacheMiss
+from ..messages.tiers import TierSpans
 
 
 @attrs.frozen(kw_only=True)
@@ -24,9 +25,8 @@ class Admission:
     """Tokens that the block manager granted from its cache. None: the engine does not count them."""
     tiers: Mapping[str, int] | None = None
     """`reused` by tier. None: all of it was on the device."""
-    host_spans: tuple[int, ...] = ()
-    """Where those from the host tier are: start, end, start, end, in ascending order. Empty: there are none, or the
-    engine does not say where."""
+    tier_spans: TierSpans = attrs.field(factory=dict)
+    """Where those from lower tiers are. Empty: there are none, or the engine does not say where."""
     read: int
     """Tokens whose cached KV the executor confirms it used."""
     copyable: int = 0

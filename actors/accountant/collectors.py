@@ -61,36 +61,49 @@ class EngineLabels:
         return [*shown, *(engine_id for engine_id in with_values if engine_id not in self.engines)]
 
 
+Value = str | tuple[str, ...]
+"""The value of a family's own label, or one of each of its labels."""
+
+
+def _several(names: Value) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
 class _Family(Collector):
-    """Numbers by engine and by the values of one other label, if there is one."""
+    """Numbers by engine and by the values of other labels, if there are any."""
 
     _make: type[CounterMetricFamily] | type[GaugeMetricFamily]
 
     def __init__(
-        self, name: str, text: str, labels: EngineLabels, label: str | None = None, values: Sequence[str] = ()
+        self,
+        name: str,
+        text: str,
+        labels: EngineLabels,
+        label: str | tuple[str, ...] | None = None,
+        values: Sequence[Value] = (),
     ) -> None:
-        """`values` are those of `label` that are shown even if they are 0."""
+        """`label` is one label, or several; `values` are those of which numbers are shown even if they are 0."""
         self._name = f"quipu:{name}"
         self._text = text
         self._labels = labels
         self._label = label
         self._shown = dict.fromkeys(values if label is not None else ("",))
-        self._numbers: dict[int | None, dict[str, float]] = {}
+        self._numbers: dict[int | None, dict[Value, float]] = {}
 
-    def value(self, engine_id: int | None, value: str = "") -> float:
+    def value(self, engine_id: int | None, value: Value = "") -> float:
         return self._numbers.get(engine_id, {}).get(value, 0.0)
 
-    def _shown_numbers(self) -> dict[int | None, dict[str, float]]:
+    def _shown_numbers(self) -> dict[int | None, dict[Value, float]]:
         return self._numbers
 
     def collect(self) -> Iterator[Metric]:
-        own = [] if self._label is None else [self._label]
+        own = _several(() if self._label is None else self._label)
         family = self._make(self._name, self._text, labels=[*self._labels.names, *own])
         numbers = self._shown_numbers()
         for engine_id in self._labels.series(list(numbers)):
             of_engine = numbers.get(engine_id, {})
             for value in {**self._shown, **of_engine}:
-                labels = [*self._labels.values(engine_id), *([value] if own else [])]
+                labels = [*self._labels.values(engine_id), *(_several(value) if own else ())]
                 family.add_metric(labels, of_engine.get(value, 0.0))
         yield family
 
@@ -100,14 +113,14 @@ class EngineCounter(_Family):
 
     _make = CounterMetricFamily
 
-    def inc(self, amount: float, engine_id: int | None, value: str = "") -> None:
+    def inc(self, amount: float, engine_id: int | None, value: Value = "") -> None:
         of_engine = self._numbers.setdefault(engine_id, {})
         of_engine[value] = of_engine.get(value, 0.0) + amount
 
-    def _shown_numbers(self) -> dict[int | None, dict[str, float]]:
+    def _shown_numbers(self) -> dict[int | None, dict[Value, float]]:
         if self._labels.is_shown:
             return self._numbers
-        total: dict[str, float] = {}
+        total: dict[Value, float] = {}
         for of_engine in self._numbers.values():
             for value, number in of_engine.items():
                 total[value] = total.get(value, 0.0) + number
@@ -119,10 +132,14 @@ class EngineGauge(_Family):
 
     _make = GaugeMetricFamily
 
+    def values(self, engine_id: int) -> dict[Value, float]:
+        """Return an engine's numbers by the values of the other labels."""
+        return self._numbers.get(engine_id, {})
+
     def set(self, number: float, engine_id: int) -> None:
         self._numbers[engine_id] = {"": number}
 
-    def set_all(self, numbers: dict[str, float], engine_id: int) -> None:
+    def set_all(self, numbers: dict[Value, float], engine_id: int) -> None:
         """Set an engine's numbers for all values of the other label; the dictionary is kept."""
         self._numbers[engine_id] = numbers
 

@@ -139,6 +139,8 @@ class SideEffects:
         if cached:
             metrics.count_cached(prompt.by_tier, engine_id)
             stats.total_host_tokens += prompt.by_tier[Tier.HOST]
+            stats.total_disk_tokens += prompt.by_tier[Tier.DISK]
+            stats.total_remote_tokens += prompt.by_tier[Tier.REMOTE]
         if prompt.estimated is not None and isinstance(prompt.cached, Known):
             error = abs(prompt.estimated - prompt.cached.n)
             metrics.router_overlap_error.observe(error, engine_id=prompt.engine_id)

@@ -34,6 +34,7 @@ from .sequence_account import SequenceAccount
 
 NameOf = Callable[[int], NamedRequest | None]
 """Returns whose a sequence is or was, if that is still known."""
+_TIERS = frozenset(Tier)
 
 
 def explanation_of(record: UsageRecord, prompts: Iterable[ExplainedPrompt], *, is_open: bool) -> Explanation:
@@ -139,16 +140,20 @@ def _reused_runs(admission: Admission) -> Iterator[tuple[int, Tier | None]]:
         yield admission.read, None
         return
     tiers = {tier: num for tier, num in (admission.tiers or {}).items() if num}
-    num_on_host = tiers.get(Tier.HOST, 0)
-    starts, ends = admission.host_spans[::2], admission.host_spans[1::2]
-    num_told = sum(ends) - sum(starts)
-    if not tiers.keys() <= {Tier.DEVICE, Tier.HOST} or num_told != num_on_host:
+    spans = admission.tier_spans
+    located = {tier: sum(ends[1::2]) - sum(ends[::2]) for tier, ends in spans.items() if ends}
+    lower = {tier: num for tier, num in tiers.items() if tier != Tier.DEVICE}
+    if lower != located or not lower.keys() <= _TIERS:
         only = next(iter(tiers)) if len(tiers) == 1 else None
-        yield admission.read, None if only is None else Tier(only)
+        yield admission.read, Tier(only) if only in _TIERS else None
         return
-    for start, end in zip(starts, ends, strict=True):
+    for start, end, tier in sorted(
+        (start, end, Tier(tier))
+        for tier, ends in spans.items()
+        for start, end in zip(ends[::2], ends[1::2], strict=True)
+    ):
         yield min(start, admission.read), Tier.DEVICE
-        yield min(end, admission.read), Tier.HOST
+        yield min(end, admission.read), tier
     yield admission.read, Tier.DEVICE
 
 

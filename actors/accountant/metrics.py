@@ -7,7 +7,7 @@ request's numbers have that of its first admission (`collectors.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -16,9 +16,10 @@ from ..cache_insight.cache_collector import CacheCollector
 from ..cache_insight.cache_watch import CacheWatch
 from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
-from ..messages.tiers import HostTierReport, LoadFailure
-from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels
+from ..messages.tiers import Tier
+from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, Value
 from .prompt_account import TIERS, UNATTRIBUTED
+from .tier_metrics import TierMetrics
 
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -30,8 +31,8 @@ _RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 class Metrics:
     """All metrics of one server, which serves one model. Those of engines are numbered by the engine's id."""
 
-    def __init__(self, model_name: str, num_engines: int = 1, *, has_host_tier: bool = False) -> None:
-        """`has_host_tier`: the engines have one, and it is shown."""
+    def __init__(self, model_name: str, num_engines: int = 1, *, lower_tiers: Sequence[Tier] = ()) -> None:
+        """`lower_tiers`: those that the engines have; they are shown."""
         self.registry = CollectorRegistry()
         self._labels = EngineLabels.of(model_name, num_engines)
         self._model = model_name
@@ -95,7 +96,7 @@ class Metrics:
         self.upstream_ready = gauge("upstream_ready", "1: the upstream answers; 0: it gets no requests.")
         self._kv_blocks = gauge("kv_blocks", "KV blocks.", "state", ("used", "cached", "pinned", "free"))
         self._kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
-        self._host_tier = HostTierMetrics(self._labels, self.registry) if has_host_tier else None
+        self._tiers = TierMetrics(self._labels, self.registry, lower_tiers) if lower_tiers else None
 
     def add_engine(self, engine_id: int) -> None:
         self._labels.add(engine_id)
@@ -113,8 +114,8 @@ class Metrics:
         self._labels.remove(engine_id)
         for gauge in (self.num_requests_running, self.num_requests_waiting, self._kv_blocks, self._kv_cache_usage):
             gauge.forget(engine_id)
-        if self._host_tier is not None:
-            self._host_tier.forget_engine(engine_id)
+        if self._tiers is not None:
+            self._tiers.forget_engine(engine_id)
 
     def set_blocks(self, engine_id: int, *, total: int, free: int, cached: int, pinned: int = 0) -> None:
         """Set the block gauges. `total` excludes the null block, `free` includes the cached ones.
@@ -122,7 +123,7 @@ class Metrics:
         `pinned` are blocks that only a pin keeps.
         """
         used = total - free - pinned
-        states: dict[str, float] = {"used": used, "pinned": pinned, "cached": cached, "free": free - cached}
+        states: dict[Value, float] = {"used": used, "pinned": pinned, "cached": cached, "free": free - cached}
         self._kv_blocks.set_all(states, engine_id)
         self._kv_cache_usage.set(used / total if total else 0, engine_id)
 
@@ -140,8 +141,8 @@ class Metrics:
                 cached=report.num_cached_blocks,
                 pinned=report.num_pinned_blocks,
             )
-        if report.host_tier is not None and self._host_tier is not None:
-            self._host_tier.set_tier(report.host_tier, engine_id)
+        if report.tiers and self._tiers is not None:
+            self._tiers.set_tiers(report.tiers, engine_id)
         if report.num_preempted:
             self.num_preemptions.inc(report.num_preempted, engine_id)
         if report.num_pins_yielded:
@@ -153,8 +154,8 @@ class Metrics:
             self.num_requests_running.set(0, engine_id)
             self.num_requests_waiting.set(0, engine_id)
             self.set_blocks(engine_id, total=num_usable_blocks, free=num_usable_blocks, cached=0)
-            if self._host_tier is not None:
-                self._host_tier.set_engine_gone(engine_id)
+            if self._tiers is not None:
+                self._tiers.set_engine_gone(engine_id)
 
     def show_cache(self, cache: CacheWatch) -> None:
         """Show how the prefix cache was used lately."""
@@ -202,42 +203,3 @@ class Metrics:
         histogram = BulkHistogram(name, text, self._labels, buckets)
         self.registry.register(histogram)
         return histogram
-
-
-class HostTierMetrics:
-    """Blocks of the engines' host tiers. Where prompts' tokens came from is in `quipu:cached_tokens_total`."""
-
-    def __init__(self, labels: EngineLabels, registry: CollectorRegistry) -> None:
-        self._labels = labels
-        self._blocks = EngineGauge("kv_host_blocks", "KV blocks of the host tier.", labels, "state", ("used", "free"))
-        self._stored = EngineCounter("kv_host_stored_blocks", "KV blocks copied to the host tier.", labels)
-        self._loaded = EngineCounter("kv_host_loaded_blocks", "KV blocks loaded from the host tier.", labels)
-        self._evicted = EngineCounter("kv_host_evicted_blocks", "KV blocks evicted from the host tier.", labels)
-        self._failed = EngineCounter(
-            "kv_host_failed_load_blocks",
-            "KV blocks that could not be loaded from the host tier, and were computed.",
-            labels,
-            "reason",
-            tuple(map(str, LoadFailure)),
-        )
-        for family in (self._blocks, self._stored, self._loaded, self._evicted, self._failed):
-            registry.register(family)
-
-    def set_tier(self, report: HostTierReport, engine_id: int) -> None:
-        """Set the gauge to what an engine says of its tier, and count what has happened since it said so last."""
-        if engine_id in self._labels.engines:  # else it has been removed since
-            states: dict[str, float] = {"used": report.num_used, "free": report.num_blocks - report.num_used}
-            self._blocks.set_all(states, engine_id)
-        self._stored.inc(report.num_stored, engine_id)
-        self._loaded.inc(report.num_loaded, engine_id)
-        self._evicted.inc(report.num_evicted, engine_id)
-        for reason, num_blocks in report.failed_loads.items():
-            self._failed.inc(num_blocks, engine_id, reason)
-
-    def set_engine_gone(self, engine_id: int) -> None:
-        """Show an empty tier of an engine that has died: its successor's is as large, and nothing is in it."""
-        num_blocks = self._blocks.value(engine_id, "used") + self._blocks.value(engine_id, "free")
-        self._blocks.set_all({"used": 0, "free": num_blocks}, engine_id)
-
-    def forget_engine(self, engine_id: int) -> None:
-        self._blocks.forget(engine_id)

@@ -114,8 +114,8 @@ class HeldBlocks:
     """The first blocks of a chain that an engine has cached. In a `TreeNode`, counts are tokens."""
 
     num: int
-    num_on_host: int = 0
-    """Those of them that lie on its host tier alone."""
+    lowered: Mapping[str, int] = attrs.field(factory=dict)
+    """Those of them that are not on its device, by the fastest tier that each is in."""
 
 
 @attrs.frozen
@@ -173,7 +173,11 @@ class CacheStats:
     total_prompt_tokens: int = 0
     total_cached_tokens: int = 0
     total_host_tokens: int = 0
-    """Those of the cached ones that were loaded from host tiers."""
+    """Those of the cached ones that were loaded from the host's memory..."""
+    total_disk_tokens: int = 0
+    """...from a disk..."""
+    total_remote_tokens: int = 0
+    """...and from an object store."""
 
     def fields(self) -> dict[str, int | float]:
         return {

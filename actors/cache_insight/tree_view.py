@@ -131,9 +131,7 @@ class TreeView:
             tenant=branch.tenant,
             start=branch.depth * size,
             num_tokens=len(branch.keys) * size,
-            engines={
-                engine_id: HeldBlocks(held.num * size, held.num_on_host * size) for engine_id, held in engines.items()
-            },
+            engines={engine_id: _in_tokens(held, size) for engine_id, held in engines.items()},
             num_requests=branch.num_requests,
             num_children=len(branch.children),
             made_s=offset_s + branch.made_at,
@@ -168,6 +166,10 @@ def _divergence(token: int, outline: PromptOutline, *, is_exact: bool) -> Diverg
         return Divergence(token, is_exact, part.role, part.message, part.part)
     # what follows the prompt of a chat is its answer
     return Divergence(token, is_exact, "assistant" if len(outline) else None, None, None)
+
+
+def _in_tokens(held: HeldBlocks, block_size: int) -> HeldBlocks:
+    return HeldBlocks(held.num * block_size, {tier: num * block_size for tier, num in held.lowered.items()})
 
 
 def _whole(engines: Mapping[int, HeldBlocks], branch: Branch) -> Holders:

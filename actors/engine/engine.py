@@ -70,7 +70,7 @@ class Engine:
         if config.kv_events is not None:
             from ..kv_events.publisher import EventPublisher  # loads ZeroMQ
 
-            events = EventLog(config.block_size, has_host_tier=config.kv_host_memory is not None)
+            events = EventLog(config.block_size, has_lower_tiers=config.kv_host_memory is not None)
             self.events = EventPublisher(config.kv_events, events)
         num_host_blocks = num_host_blocks_of(config.kv_host_memory, pool.block_bytes)
         self.block_manager = BlockManager(

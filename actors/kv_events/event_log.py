@@ -77,9 +77,9 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 class EventLog:
     """Collects events until they are taken. Starts with an `AllBlocksCleared`."""
 
-    def __init__(self, block_size: int, *, has_host_tier: bool = False) -> None:
+    def __init__(self, block_size: int, *, has_lower_tiers: bool = False) -> None:
         self._block_size = block_size
-        self._contents = BlockContents(block_size) if has_host_tier else None
+        self._contents = BlockContents(block_size) if has_lower_tiers else None
         self._events: list[Event] = [AllBlocksCleared()]
 
     def take(self) -> list[Event]:

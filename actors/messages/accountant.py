@@ -13,7 +13,7 @@ from .handler import Outlet
 from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
 from .scores import StepPayloads
-from .tiers import HostTierReport
+from .tiers import TierReport, TierSpans
 from .upstream import UpstreamUsage
 
 
@@ -98,16 +98,17 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     """Parallel to `admitted_ids`: what the misses go back to. Empty: nothing is known of any."""
     admitted_step_s: list[float] = []
     """Parallel to `admitted_ids`: how long the step that admitted each took. Empty: not known."""
-    admitted_host_spans: list[tuple[int, ...]] = []
-    """Parallel to `admitted_ids`: the positions whose KV was loaded from the host tier, as start, end, start, end, in
-    ascending order. Their number is that of `host` in `admitted_tiers`. Empty: none of any."""
-    lowered_keys: bytes = b""
-    """The first 8 bytes of each key that lies on the host alone since this report, and did not before..."""
+    admitted_tier_spans: list[TierSpans] = []
+    """Parallel to `admitted_ids`: the positions whose KV was loaded from lower tiers. Their numbers are those in
+    `admitted_tiers`. Empty: none of any."""
+    lowered_keys: dict[str, bytes] = {}
+    """By tier, the first 8 bytes of each key of which it is the fastest tier since this report, and was not before.
+    Never `device`..."""
     raised_keys: bytes = b""
     """...and of each that lies on the device again. `stored_keys` and `removed_keys` are about all tiers together: a
-    block that is evicted from the device and is on the host is not among those removed."""
-    host_tier: HostTierReport | None = None
-    """None: there is no host tier, or nothing has changed in it."""
+    block that is evicted from the device and is in another tier is not among those removed."""
+    tiers: list[TierReport] = []
+    """The lower tiers that have changed since the last report."""
     engine_id: int = 0
     """Set when the report is received, as is..."""
     incarnation: int = 0

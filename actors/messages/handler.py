@@ -41,8 +41,8 @@ class LookedUp:
     number: int
     num_cached_tokens: int
     miss: CacheMiss
-    num_host_tokens: int = 0
-    """Those of `num_cached_tokens` that would be loaded from the host tier."""
+    num_tokens_by_tier: dict[str, int] = attrs.field(factory=dict)
+    """Those of `num_cached_tokens` that would be loaded from lower tiers, by tier."""
     pinned_for_s: float | None = None
     """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
     engine_id: int = 0

@@ -11,7 +11,7 @@ from .block_manager import CacheMiss
 from .prompts import Pin
 from .sampling import SamplingParams
 from .scores import StepPayloads
-from .tiers import HostTierReport
+from .tiers import TierReport, TierSpans
 
 
 @attrs.frozen
@@ -122,17 +122,17 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """Prefixes of keys evicted since the last grant; disjoint from `stored_keys`."""
     is_cleared: bool = False
     """The cache was reset before these were stored."""
-    lowered_keys: bytes = b""
-    """Prefixes of keys that are now on the host alone, and were not at the last grant."""
+    lowered_keys: dict[str, bytes] = {}
+    """By tier, prefixes of keys of which it is the fastest tier now, and was not at the last grant. Never `device`."""
     raised_keys: bytes = b""
     """Prefixes of keys that are on the device again."""
     loading_ids: list[int] = []
     """Candidates that wait for blocks to be loaded. They must not be proposed until `LoadsOver` names them."""
-    admitted_host_spans: list[tuple[int, ...]] = []
-    """Per admitted sequence, the reused positions that were loaded for it from the host: start, end, start, end, in
-    ascending order. Empty if no sequence has any."""
-    host_tier: HostTierReport | None = None
-    """Changes in the host tier since the last grant, if there are any."""
+    admitted_tier_spans: list[TierSpans] = []
+    """Per admitted sequence, the reused positions that were loaded for it from lower tiers. Empty if no sequence has
+    any."""
+    tiers: list[TierReport] = []
+    """The lower tiers that have changed since the last grant."""
 
 
 GRAMMAR_LOST = (

@@ -1,4 +1,4 @@
-"""The tiers of the KV cache, and what an engine reports of the one in the host's memory.
+"""The tiers of the KV cache, and what an engine reports of those below the device.
 
 Used by the engine, which moves blocks between tiers, and by what reports them: accountant, router, KV events.
 
@@ -20,7 +20,22 @@ class Tier(StrEnum):
     HOST = "host"
     """The host's memory (`--kv-host-memory`)."""
     DISK = "disk"
+    """A disk of the engine's machine."""
     REMOTE = "remote"
+    """An object store that engines share."""
+
+
+LOWER_TIERS = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+"""All but the device, fastest first."""
+
+TierSpans = dict[str, list[int]]
+"""The reused positions that were loaded from lower tiers, by tier: start, end, start, end, in ascending order. A tier
+that brought none is left out."""
+
+
+def num_positions(spans: list[int]) -> int:
+    """Return the number of positions in spans: start, end, start, end."""
+    return sum(spans[1::2]) - sum(spans[::2])
 
 
 class LoadFailure(StrEnum):
@@ -36,10 +51,12 @@ class LoadFailure(StrEnum):
     """It could not be read or written: no memory, say."""
 
 
-class HostTierReport(msgspec.Struct, array_like=True, frozen=True):
-    """The host tier when a report is made, and what happened in it since the report before."""
+class TierReport(msgspec.Struct, array_like=True, frozen=True):
+    """A lower tier when a report is made, and what happened in it since the report before."""
 
+    tier: Tier
     num_blocks: int
+    """As many as it can hold."""
     num_used: int
     """Those that can be found, or are being stored."""
     num_stored: int = 0

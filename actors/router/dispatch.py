@@ -19,6 +19,7 @@ from ..messages.block_manager import LookUp
 from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..messages.tiers import Tier
 from ..request_desk.engine_pool import EngineMessage, EnginePool
 from ..request_desk.live_sequences import LiveSequences
 from .key_index import DIGEST_BYTES
@@ -123,7 +124,8 @@ class Dispatch:
         if report.stored_keys:
             routing.on_stored(engine.slot, _cut(report.stored_keys))
         if report.lowered_keys or report.raised_keys:
-            routing.on_moved(engine.slot, _cut(report.lowered_keys), _cut(report.raised_keys))
+            lowered = {Tier(tier): _cut(keys) for tier, keys in report.lowered_keys.items()}
+            routing.on_moved(engine.slot, lowered, _cut(report.raised_keys))
         engine.num_reports = report.number
         if store.prefilling:
             self._note_prefills(report)

@@ -1,11 +1,10 @@
-"""Which of an engine's blocks lie on its host tier alone, so that the prefix tree can say where a branch is.
+"""Which of the engines' blocks are not on their devices, by the fastest tier that each is in.
 
-Used by `routing.py`. For routing itself it makes no difference where an engine holds a block: a prompt whose blocks lie
-on an engine's host tier is best sent there. So the index of all keys knows no tiers, and this is a second one, with
-slots of its own, which is empty without host tiers.
+Used by `routing.py`. The index of all keys knows no tiers; these are further ones, empty without lower tiers. They have
+the slots of that index: all are taken, released and swept together.
 
-What must always hold: the keys of an engine are those that it has told of as lowered and neither as raised nor as
-removed since; no call takes time in proportion to all entries.
+What must always hold: a key of an engine is in the tier that the engine has last told of, and in none once it was told
+of as raised or removed; no call takes time in proportion to all entries.
 """
 
 from __future__ import annotations
@@ -13,46 +12,61 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from ..messages.tiers import LOWER_TIERS, Tier
 from .key_index import KeyIndex
 
 
 class LoweredBlocks:
     def __init__(self) -> None:
-        self._index = KeyIndex()
-        self._slots: dict[int, int] = {}
-        """By an engine's slot in the routing, its slot here. Only of engines that have lowered any block."""
+        self._by_tier = {tier: KeyIndex() for tier in LOWER_TIERS}
+        self._tiers: dict[int, dict[Tier, None]] = {}
+        """By slot, the tiers that its engine has told of since the slot was taken."""
 
     def __len__(self) -> int:
         """Return how many blocks are lowered, those of engines that have just gone included."""
-        return self._index.num_keys
+        return sum(index.num_keys for index in self._by_tier.values())
 
-    def add(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Note blocks that lie on the host alone."""
+    def take_slot(self) -> int:
+        """Return a slot for a new engine, or one with an empty cache."""
+        slots = {index.take_slot() for index in self._by_tier.values()}
+        (slot,) = slots
+        return slot
+
+    def release_slot(self, slot: int) -> None:
+        """Forget an engine, or all that it has cached."""
+        self._tiers.pop(slot, None)
+        for index in self._by_tier.values():
+            index.release_slot(slot)
+
+    def sweep(self) -> None:
+        for index in self._by_tier.values():
+            index.sweep()
+
+    def add(self, slot: int, tier: Tier, keys: Sequence[bytes]) -> None:
+        """Note blocks that are in this tier and in none that is faster."""
         if not keys:
             return
-        if slot not in self._slots:
-            self._slots[slot] = self._index.take_slot()
-        self._index.store(self._slots[slot], keys)
-        self._index.sweep()
+        self.discard(slot, keys)
+        self._tiers.setdefault(slot, {})[tier] = None
+        self._by_tier[tier].store(slot, keys)
 
     def discard(self, slot: int, keys: Sequence[bytes]) -> None:
         """Note blocks that are on the device, or nowhere."""
-        if (its := self._slots.get(slot)) is not None:
-            self._index.remove(its, keys)
-            self._index.sweep()
+        for tier in self._tiers.get(slot, ()):
+            self._by_tier[tier].remove(slot, keys)
 
-    def forget(self, slot: int) -> None:
-        """Forget an engine, or all that it has cached."""
-        if (its := self._slots.pop(slot, None)) is not None:
-            self._index.release_slot(its)
-            self._index.sweep()
+    def num_by_tier(self, slot: int, keys: Sequence[bytes]) -> dict[str, int]:
+        """Return how many of these blocks of one chain, which an engine holds, are in each lower tier.
 
-    def num_on_device(self, slot: int, keys: Sequence[bytes]) -> int:
-        """Return how many of these blocks of one chain, which an engine holds, are on its device.
-
-        A chain is evicted from its end, so what is left on the device is taken to be its beginning.
+        A chain is evicted from its end, so each tier is taken to hold what follows the blocks in faster ones.
         """
-        its = self._slots.get(slot)
-        if its is None:
-            return len(keys)
-        return bisect_left(keys, True, key=lambda key: bool(self._index.holders(key) >> its & 1))
+        tiers = [tier for tier in LOWER_TIERS if tier in self._tiers.get(slot, ())]
+        numbers: dict[str, int] = {}
+        end = len(keys)
+        for tier in reversed(tiers):
+            holders = self._by_tier[tier].holders
+            start = bisect_left(range(end), True, key=lambda at: bool(holders(keys[at]) >> slot & 1))
+            if start < end:
+                numbers[tier.value] = end - start
+            end = start
+        return numbers

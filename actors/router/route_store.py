@@ -106,7 +106,7 @@ class RouteStore:
                 if match.slots >> slot & 1:
                     found[engine.engine_id] = max((match.num_blocks, slot), found.get(engine.engine_id, (0, slot)))
         return {
-            engine_id: HeldBlocks(num_blocks, num_blocks - lowered.num_on_device(slot, keys[:num_blocks]))
+            engine_id: HeldBlocks(num_blocks, lowered.num_by_tier(slot, keys[:num_blocks]))
             for engine_id, (num_blocks, slot) in found.items()
         }
 

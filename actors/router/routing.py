@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ..messages.tiers import Tier
 from .key_index import KeyIndex, Match
 from .loads import Column, EngineLoads
 from .lowered_blocks import LoweredBlocks
@@ -74,14 +75,13 @@ class Routing:
 
     def add_engine(self, num_blocks: int) -> int:
         """Return the slot of a new engine, whose cache is empty and holds `num_blocks`."""
-        slot = self.index.take_slot()
+        slot = self._take_slot()
         self.loads.begin(slot, num_blocks * self._block_size)
         return slot
 
     def remove_engine(self, slot: int) -> None:
         """Send nothing more to an engine, and forget what it holds. The routes to it have to be dropped."""
-        self.index.release_slot(slot)
-        self.lowered.forget(slot)
+        self._release_slot(slot)
         self.loads.end(slot)
 
     def close_engine(self, slot: int) -> None:
@@ -90,9 +90,8 @@ class Routing:
 
     def empty_engine(self, slot: int, routes: Iterable[Route]) -> int:
         """Forget what an engine holds, whose `routes` these are. Returns its slot from now on."""
-        self.index.release_slot(slot)
-        self.lowered.forget(slot)
-        new = self.index.take_slot()
+        self._release_slot(slot)
+        new = self._take_slot()
         self.loads.move(slot, new)
         for route in routes:
             route.slot = new
@@ -100,6 +99,21 @@ class Routing:
                 self.sent.drop(route.sent)
                 route.sent = self.sent.add(new, route.sent.keys)
         return new
+
+    def _take_slot(self) -> int:
+        slot = self.index.take_slot()
+        its = self.lowered.take_slot()
+        assert its == slot
+        return slot
+
+    def _release_slot(self, slot: int) -> None:
+        self.index.release_slot(slot)
+        self.lowered.release_slot(slot)
+
+    def _sweep(self) -> None:
+        """Forget some more of what engines held that are gone. All indexes do so together, and free slots together."""
+        self.index.sweep()
+        self.lowered.sweep()
 
     @property
     def has_engines(self) -> bool:
@@ -114,17 +128,18 @@ class Routing:
     def on_stored(self, slot: int, keys: Sequence[bytes]) -> None:
         """Note what an engine has cached, in whichever tier."""
         self.index.store(slot, keys)
-        self.index.sweep()
+        self._sweep()
 
     def on_removed(self, slot: int, keys: Sequence[bytes]) -> None:
         """Note what an engine has evicted from all of its tiers."""
         self.index.remove(slot, keys)
-        self.index.sweep()
         self.lowered.discard(slot, keys)
+        self._sweep()
 
-    def on_moved(self, slot: int, lowered: Sequence[bytes], raised: Sequence[bytes]) -> None:
-        """Note what lies on an engine's host tier alone from now on, and what does so no more."""
-        self.lowered.add(slot, lowered)
+    def on_moved(self, slot: int, lowered: Mapping[Tier, Sequence[bytes]], raised: Sequence[bytes]) -> None:
+        """Note which blocks have another fastest tier from now on, and which are on the device again."""
+        for tier, keys in lowered.items():
+            self.lowered.add(slot, tier, keys)
         self.lowered.discard(slot, raised)
 
     # ------------------------------------------------------------ prompts

@@ -218,7 +218,7 @@ def _faults_of(server: Server, metrics: dict[str, float]) -> list[str]:
     faults = [f"in the log: {each[:3000]}" for each in tracebacks(server.log_text)]
     if metrics["usage_disputed_total"]:
         faults.append(f"{metrics['usage_disputed_total']:g} accounts are disputed")
-    if corrupt := metrics['kv_host_failed_load_blocks_total{reason="corrupt"}']:
+    if corrupt := metrics['kv_tier_failed_load_blocks_total{reason="corrupt",tier="host"}']:
         faults.append(f"{corrupt:g} blocks on the host were corrupt")
     return faults
 
@@ -233,7 +233,7 @@ def _report(scene: Scene, books: Books, metrics: dict[str, float]) -> dict[str, 
     }
     resumed = sum(value for name, value in metrics.items() if name.startswith("requests_resumed_total"))
     about_books = {name: value for name, value in attrs.asdict(books).items() if name != "problems"}
-    loaded = metrics["kv_host_loaded_blocks_total"]
+    loaded = metrics['kv_tier_loaded_blocks_total{tier="host"}']
     return {
         **counted,
         **about_books,

@@ -28,7 +28,7 @@ def push_out(server: Server) -> None:
 
     def is_copied() -> bool:
         server.complete([7], max_tokens=1)  # a step that evicts nothing, whose report says what was stored before
-        return server.metrics()["kv_host_stored_blocks_total"] >= 20
+        return server.metrics()['kv_tier_stored_blocks_total{tier="host"}'] >= 20
 
     eventually(is_copied, "the first prompt is on the host")
     for prompt in OTHERS:
@@ -94,8 +94,11 @@ def test_prompt_that_lies_on_the_host(tmp_path: Path) -> None:
         )
         mirror.check(None)
         after = server.metrics()
-        assert after["kv_host_loaded_blocks_total"] == 20
-        assert after["kv_host_stored_blocks_total"] > 20 and after['kv_host_blocks{state="used"}'] > 20
+        assert after['kv_tier_loaded_blocks_total{tier="host"}'] == 20
+        assert (
+            after['kv_tier_stored_blocks_total{tier="host"}'] > 20
+            and after['kv_tier_blocks{state="used",tier="host"}'] > 20
+        )
         assert after["usage_disputed_total"] == 0
 
 
@@ -104,9 +107,9 @@ def test_engine_that_dies_takes_its_host_tier_along(tmp_path: Path) -> None:
     with serving(tmp_path, "--num-blocks", "26", "--kv-host-memory", "64MiB") as server:
         server.complete(LONG)
         push_out(server)
-        assert server.metrics()['kv_host_blocks{state="used"}'] >= 20
+        assert server.metrics()['kv_tier_blocks{state="used",tier="host"}'] >= 20
         os.kill(server.engine_pid(), signal.SIGKILL)
-        eventually(lambda: server.metrics()['kv_host_blocks{state="used"}'] == 0, "the tier is empty")
+        eventually(lambda: server.metrics()['kv_tier_blocks{state="used",tier="host"}'] == 0, "the tier is empty")
         server.wait_ready()
         again = server.complete(LONG, **DETAILS).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"] == NONE

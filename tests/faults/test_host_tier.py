@@ -48,7 +48,9 @@ def host_tokens(answer: Answer) -> int:
 
 def failed_loads(found: dict[str, float]) -> dict[str, float]:
     """Return the number of blocks that could not be loaded, by reason."""
-    return {reason: found[f'kv_host_failed_load_blocks_total{{reason="{reason}"}}'] for reason in LoadFailure}
+    return {
+        reason: found[f'kv_tier_failed_load_blocks_total{{reason="{reason}",tier="host"}}'] for reason in LoadFailure
+    }
 
 
 async def push_out(client: Client, seed: int = 50) -> None:

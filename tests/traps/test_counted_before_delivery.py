@@ -106,7 +106,7 @@ async def test_failed_load_is_computed(is_streamed: bool, autojump_clock: trio.a
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     assert usage["prompt_tokens_details"]["cached_tokens_by_tier"] == tiers_of()
     assert [failed[name] for name in COUNTED] == [before[0] + len(PROMPT), *before[1:]]
-    assert failed['kv_host_failed_load_blocks_total{reason="failed"}'] == 10
+    assert failed['kv_tier_failed_load_blocks_total{reason="failed",tier="host"}'] == 10
     assert failed["usage_disputed_total"] == 0
     assert again.record.cached_by_tier == tiers_of(host=10 * BLOCK), "a copy that was not at fault is kept"
 

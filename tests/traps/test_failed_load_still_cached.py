@@ -95,7 +95,7 @@ async def test_load_that_breaks_off(num_right: int, autojump_clock: trio.abc.Clo
             await settle(client)
             after = samples(client)
             assert after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"] == num_right * BLOCK
-            corrupt = 'kv_host_failed_load_blocks_total{reason="corrupt"}'
+            corrupt = 'kv_tier_failed_load_blocks_total{reason="corrupt",tier="host"}'
             assert after[corrupt] - before[corrupt] == 1
         assert samples(client)["usage_disputed_total"] == 0
     for details in found:

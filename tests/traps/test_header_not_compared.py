@@ -30,5 +30,5 @@ async def test_blocks_in_the_wrong_slots(autojump_clock: trio.abc.Clock) -> None
         after = samples(client)
     assert_served(again, PROMPT, 8)
     assert again.record.cached_tokens == 0
-    assert after['kv_host_failed_load_blocks_total{reason="corrupt"}'] >= 1
+    assert after['kv_tier_failed_load_blocks_total{reason="corrupt",tier="host"}'] >= 1
     assert after["usage_disputed_total"] == 0

@@ -18,7 +18,7 @@ from tests.traps.lower_tier import ASKED, TIER, flip_bits, host_store_of, push_o
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = [*prompt_of(10 * BLOCK, seed=1), 300]
-CORRUPT = 'kv_host_failed_load_blocks_total{reason="corrupt"}'
+CORRUPT = 'kv_tier_failed_load_blocks_total{reason="corrupt",tier="host"}'
 
 
 async def ask(client: Client, *, is_streamed: bool) -> tuple[dict[str, Any], str]:

@@ -10,6 +10,7 @@ import attrs
 
 from ...messages.block_manager import CacheMiss, LookUp, MissReason
 from ...messages.handler import LookedUp
+from ...messages.tiers import Tier
 from .host_loads import HostLoads
 from .misses import MissTracker
 from .pins import Pins
@@ -76,5 +77,5 @@ class CacheReader:
             num_cached_tokens=(num_blocks + num_on_host) * self._block_size,
             miss=self.explain(prefix, question.root_key, keys, token_ids, may_read=may_read),
             pinned_for_s=pinned_for_s,
-            num_host_tokens=num_on_host * self._block_size,
+            num_tokens_by_tier={Tier.HOST.value: num_on_host * self._block_size} if num_on_host else {},
         )

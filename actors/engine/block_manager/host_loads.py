@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from ...messages.mover import Moved, MoveResult
+from ...messages.tiers import Tier, TierSpans
 from .host_index import HostIndex
 from .pool_state import COMMITTED
 from .pools import Pool
@@ -172,8 +173,8 @@ class HostLoads:
                     keys[begin:end], parent_key, load.token_ids, block_index * self._block_size, block_index
                 )
 
-    def spans(self, sequence_id: int, shared: Sequence[int]) -> tuple[int, ...]:
-        """Return the positions in `shared` blocks that came from the sequence's own load: start, end, start, end."""
+    def spans(self, sequence_id: int, shared: Sequence[int]) -> TierSpans:
+        """Return the positions in `shared` blocks that came from the sequence's own load."""
         loaded = self._loaded.get(sequence_id)
         ends: list[int] = []
         if loaded is not None:
@@ -186,7 +187,7 @@ class HostLoads:
                     ends[-1] = index + 1
                 else:
                     ends += (index, index + 1)
-        return tuple(end * self._block_size for end in ends)
+        return {Tier.HOST.value: [end * self._block_size for end in ends]} if ends else {}
 
     def forget(self, sequence_id: int) -> None:
         """Note that a sequence has ended or was preempted. A load in progress for it continues."""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from ...messages.mover import Move, Moved, MoveLate, MoveResult
 from ...messages.scheduler import Granted, LoadsOver
-from ...messages.tiers import HostTierReport, LoadFailure, Tier
+from ...messages.tiers import LoadFailure, Tier, TierReport, TierSpans
 from .host_index import HostIndex
 from .host_loads import HostLoads, Load
 from .pools import Pool
@@ -59,7 +59,7 @@ class HostTier:
         self._num_used_told = -1
         self.loading_ids: list[int] = []
         """Candidates of the current grant that wait for a load."""
-        self.admitted_spans: list[tuple[int, ...]] = []
+        self.admitted_spans: list[TierSpans] = []
         """For each sequence that the current grant admits, the positions that its load brought."""
 
     def take_moves(self) -> list[Move]:
@@ -75,9 +75,10 @@ class HostTier:
         report = self._take_report()
         if not (loading_ids or spans or report is not None):
             return granted
-        return replace(granted, loading_ids=loading_ids, admitted_host_spans=spans, host_tier=report)
+        tiers = [] if report is None else [report]
+        return replace(granted, loading_ids=loading_ids, admitted_tier_spans=spans, tiers=tiers)
 
-    def _take_report(self) -> HostTierReport | None:
+    def _take_report(self) -> TierReport | None:
         """Return the changes since the last call; None if there are none."""
         num_used = self.index.num_used
         if num_used == self._num_used_told and not self._happened and not self._failed_loads:
@@ -85,7 +86,8 @@ class HostTier:
         happened, self._happened = self._happened, Counter()
         failed, self._failed_loads = self._failed_loads, Counter()
         self._num_used_told = num_used
-        return HostTierReport(
+        return TierReport(
+            tier=Tier.HOST,
             num_blocks=self.index.num_slots,
             num_used=num_used,
             num_stored=happened["stored"],

@@ -24,8 +24,8 @@ class KeyChange(msgspec.Struct, frozen=True, gc=False):
     removed: bytes
     is_cleared: bool
     """The cache was emptied before these were stored."""
-    lowered: bytes = b""
-    """Likewise, keys that lie on the host alone now, and did not before..."""
+    lowered: dict[str, bytes] = {}
+    """Likewise by tier, keys of which it is the fastest tier now, and was not before..."""
     raised: bytes = b""
     """...and those that lie on the device again."""
 

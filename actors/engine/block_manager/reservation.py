@@ -92,7 +92,7 @@ class BlockManager:
         if host_index is not None:
             self.host = HostTier(host_index, self.pool, self._publications, block_size, num_stored_ahead)
         self.pool.observers += observers
-        self._key_changes = make_key_changes(has_host_tier=host_index is not None) if enable_prefix_caching else None
+        self._key_changes = make_key_changes(has_lower_tiers=host_index is not None) if enable_prefix_caching else None
         self.pool.observers += () if self._key_changes is None else (self._key_changes,)
         explains = explain_misses and enable_prefix_caching
         misses = MissTracker(num_blocks, block_size, self.pool.holds) if explains else None

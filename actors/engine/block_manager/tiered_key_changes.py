@@ -1,37 +1,34 @@
-"""The net change of the committed keys where blocks may lie on the host as well as on the device.
+"""The net change of the committed keys where blocks may lie in lower tiers as well as on the device.
 
-A `TieredKeyChanges` takes the place of a `KeyChanges` in an engine with a host tier. It follows where each key can be
-found, and tells of a key when that has changed from one grant to the next.
+A `TieredKeyChanges` takes the place of a `KeyChanges` in an engine with lower tiers. It follows in which tiers each key
+can be found, and tells of a key when its fastest tier has changed from one grant to the next.
 
 What must always hold: whoever applies every change in order has the prefixes of exactly the keys that could be found in
-any tier when the last one was taken, and of those that lay on the host alone; a key that came and went since the last
-change is not told of.
+any tier when the last one was taken, and the fastest tier of each; a key that came and went since the last change is
+not told of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import IntFlag
+from typing import Final
 
 from ...messages.tiers import Tier
 from ...shared.block_keys import key_prefixes
 from .key_changes import NO_CHANGE, KeyChange, KeyChanges
 
-
-class Places(IntFlag):
-    """Where a key can be found."""
-
-    NOWHERE = 0
-    DEVICE = 1
-    HOST = 2
+_PLACES: Final = {tier: 1 << rank for rank, tier in enumerate(Tier)}
+"""A bit for each tier, the fastest one's the lowest. Where a key can be found is a sum of these; 0: nowhere."""
+_DEVICE: Final = _PLACES[Tier.DEVICE]
+_NAMES: Final = {place: tier.value for tier, place in _PLACES.items()}
 
 
 class TieredKeyChanges:
     """Collects changes until they are taken."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, Places] = {}
-        self._before: dict[bytes, Places] = {}
+        self._places: dict[bytes, int] = {}
+        self._before: dict[bytes, int] = {}
         """By key that was stored or removed since the last change, where it was then."""
         self._is_cleared = False
 
@@ -41,20 +38,25 @@ class TieredKeyChanges:
             return NO_CHANGE
         stored: list[bytes] = []
         removed: list[bytes] = []
-        lowered: list[bytes] = []
+        lowered: dict[str, list[bytes]] = {}
         raised: list[bytes] = []
         for key, before in self._before.items():
-            now = self._places.get(key, Places.NOWHERE)
+            now = self._places.get(key, 0)
             if now and not before:
                 stored.append(key)
             elif before and not now:
                 removed.append(key)
-            if now is Places.HOST and before is not Places.HOST:
-                lowered.append(key)
-            elif before is Places.HOST and now & Places.DEVICE:
+            fastest, fastest_before = now & -now, before & -before  # the lowest bit of each
+            if fastest > _DEVICE and fastest != fastest_before:
+                lowered.setdefault(_NAMES[fastest], []).append(key)
+            elif fastest == _DEVICE and fastest_before > _DEVICE:
                 raised.append(key)
         change = KeyChange(
-            key_prefixes(stored), key_prefixes(removed), self._is_cleared, key_prefixes(lowered), key_prefixes(raised)
+            key_prefixes(stored),
+            key_prefixes(removed),
+            self._is_cleared,
+            {tier: key_prefixes(keys) for tier, keys in lowered.items()},
+            key_prefixes(raised),
         )
         self._before, self._is_cleared = {}, False
         return change
@@ -62,13 +64,12 @@ class TieredKeyChanges:
     def restart(self, keys: Iterable[bytes]) -> None:
         """Collect for a reader that knows nothing: the next change is all that is cached.
 
-        `keys` are those committed on the device, which are known here; what is on the host is added to them.
+        `keys` are those committed on the device, which are known here; what is in lower tiers is added to them.
         """
-        on_host = {key: Places.HOST for key, places in self._places.items() if places & Places.HOST}
-        self._places = on_host
+        self._places = {key: lower for key, places in self._places.items() if (lower := places & ~_DEVICE)}
         for key in keys:
-            self._places[key] = self._places.get(key, Places.NOWHERE) | Places.DEVICE
-        self._before = dict.fromkeys(self._places, Places.NOWHERE)
+            self._places[key] = self._places.get(key, 0) | _DEVICE
+        self._before = dict.fromkeys(self._places, 0)
         self._is_cleared = True
 
     # ------------------------------------------------------------ observer of the pool
@@ -83,16 +84,16 @@ class TieredKeyChanges:
         sequence_id: int = 0,
         tier: Tier = Tier.DEVICE,
     ) -> None:
-        place = _place_of(tier)
+        place = _PLACES[tier]
         for key in keys:
-            places = self._places.get(key, Places.NOWHERE)
+            places = self._places.get(key, 0)
             self._before.setdefault(key, places)
             self._places[key] = places | place
 
     def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
-        place = _place_of(tier)
+        place = _PLACES[tier]
         for key in keys:
-            places = self._places.get(key, Places.NOWHERE)
+            places = self._places.get(key, 0)
             self._before.setdefault(key, places)
             if left := places & ~place:
                 self._places[key] = left
@@ -103,10 +104,6 @@ class TieredKeyChanges:
         self._places, self._before, self._is_cleared = {}, {}, True
 
 
-def make_key_changes(*, has_host_tier: bool) -> KeyChanges | TieredKeyChanges:
+def make_key_changes(*, has_lower_tiers: bool) -> KeyChanges | TieredKeyChanges:
     """Return what collects the changes of an engine's keys."""
-    return TieredKeyChanges() if has_host_tier else KeyChanges()
-
-
-def _place_of(tier: Tier) -> Places:
-    return Places.DEVICE if tier is Tier.DEVICE else Places.HOST
+    return TieredKeyChanges() if has_lower_tiers else KeyChanges()

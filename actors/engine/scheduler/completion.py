@@ -95,7 +95,7 @@ class StepCompletion:
                 copyable=self._block_size - 1 if first.copy_source else 0,
                 copied=copied.get(sequence_id, 0),
                 miss=first.miss,
-                host_span=first.host_span,
+                tier_spans=first.tier_spans,
                 step_s=done.seconds,
             )
 

@@ -13,6 +13,7 @@ import attrs
 from ...messages.block_manager import CacheMiss
 from ...messages.executor import StepPlan
 from ...messages.scheduler import StepFailed
+from ...messages.tiers import TierSpans
 from .running import SteadyStep
 from .sequence import Sequence, Status
 
@@ -29,8 +30,8 @@ class FirstStep:
     miss: CacheMiss
     copy_source: int
     """Block to copy the rest of the prompt from; 0 for none."""
-    host_span: tuple[int, ...] = ()
-    """Positions among those reused that were loaded from the host: start, end, start, end."""
+    tier_spans: TierSpans = attrs.field(factory=dict)
+    """Positions among those reused that were loaded from lower tiers."""
 
 
 @attrs.define(eq=False)

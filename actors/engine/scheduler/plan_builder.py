@@ -138,8 +138,8 @@ class PlanBuilder:
         admitted = dict(zip(granted.admitted_ids, granted.admitted_reused, strict=True))
         misses = dict(zip(granted.admitted_ids, granted.admitted_misses, strict=True))
         copy_sources = dict(zip(granted.admitted_ids, granted.admitted_copy_sources, strict=True))
-        spans = granted.admitted_host_spans
-        host_spans = dict(zip(granted.admitted_ids, spans, strict=True)) if spans else {}
+        spans = granted.admitted_tier_spans
+        tier_spans = dict(zip(granted.admitted_ids, spans, strict=True)) if spans else {}
         for sequence_id, start, count, blocks in zip(
             granted.sequence_ids, granted.starts, granted.counts, granted.new_blocks, strict=True
         ):
@@ -158,7 +158,7 @@ class PlanBuilder:
                         reused=admitted[sequence_id],
                         miss=misses[sequence_id],
                         copy_source=copy_sources[sequence_id],
-                        host_span=host_spans.get(sequence_id, ()),
+                        tier_spans=tier_spans.get(sequence_id, {}),
                     )
                 )
             end = start + count

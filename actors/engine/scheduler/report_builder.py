@@ -13,7 +13,7 @@ from ...messages.block_manager import CacheMiss
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import Granted
 from ...messages.scores import StepPayloads
-from ...messages.tiers import HostTierReport, Tier
+from ...messages.tiers import Tier, TierReport, TierSpans, num_positions
 
 Columns = tuple[list[int], ...]
 
@@ -23,7 +23,7 @@ class ReportBuilder:
 
     def __init__(self) -> None:
         self._num_reports = 0
-        self._host_tier: HostTierReport | None = None
+        self._tiers: list[TierReport] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -35,7 +35,8 @@ class ReportBuilder:
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
         self._stored_keys = self._removed_keys = b""
-        self._lowered_keys = self._raised_keys = b""
+        self._lowered_keys: dict[str, bytes] = {}
+        self._raised_keys = b""
         self._is_cleared = False
         self._filled_ids: list[int] = []
         self._filled_keys: list[bytes] = []
@@ -56,7 +57,7 @@ class ReportBuilder:
             or self._is_cleared
             or self._lowered_keys
             or self._raised_keys
-            or self._host_tier is not None
+            or self._tiers
         )
 
     def admit(
@@ -70,11 +71,11 @@ class ReportBuilder:
         copied: int,
         miss: CacheMiss,
         step_s: float,
-        host_span: tuple[int, ...],
+        tier_spans: TierSpans,
     ) -> None:
         reason = miss.reason.value
         self._admitted.append(
-            (sequence_id, number, reused, read, copyable, copied, reason, miss.token, miss.detail, step_s, host_span)
+            (sequence_id, number, reused, read, copyable, copied, reason, miss.token, miss.detail, step_s, tier_spans)
         )
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
@@ -103,8 +104,8 @@ class ReportBuilder:
         self._stored_keys, self._removed_keys = granted.stored_keys, granted.removed_keys
         self._lowered_keys, self._raised_keys = granted.lowered_keys, granted.raised_keys
         self._is_cleared = granted.is_cleared
-        if granted.host_tier is not None:
-            self._host_tier = granted.host_tier
+        if granted.tiers:
+            self._tiers = granted.tiers
 
     def fill(self, sequence_ids: list[int], keys: list[bytes]) -> None:
         """Add blocks that decoding has filled, to be told with the next report that has other news."""
@@ -128,7 +129,7 @@ class ReportBuilder:
         ids, numbers, reused, read, copyable, copied, reasons, tokens, details, step_s, spans = _columns(
             self._admitted, 11
         )
-        host_spans = spans if any(spans) else []
+        tier_spans = spans if any(spans) else []
         ended_ids, ended_reasons = _columns(self._ended, 2)
         terminal_ids, errors, error_kinds = _columns(self._terminals, 3)
         self._num_reports += 1
@@ -175,19 +176,19 @@ class ReportBuilder:
             filled_keys=b"".join(self._filled_keys),
             admitted_miss_details=details if any(details) else [],
             admitted_step_s=step_s,
-            admitted_tiers=[_by_tier(*admitted) for admitted in zip(reused, host_spans, strict=False)],
-            admitted_host_spans=host_spans,
-            host_tier=self._host_tier,
+            admitted_tiers=[_by_tier(*admitted) for admitted in zip(reused, tier_spans, strict=False)],
+            admitted_tier_spans=tier_spans,
+            tiers=self._tiers,
         )
-        self._host_tier = None
+        self._tiers = []
         self._clear()
         return report
 
 
-def _by_tier(num_reused: int, host_spans: tuple[int, ...]) -> dict[str, int] | None:
-    """Return where reused tokens came from, given the spans of those from the host: start, end, start, end."""
-    num_host = sum(host_spans[1::2]) - sum(host_spans[::2])
-    return {Tier.DEVICE.value: num_reused - num_host, Tier.HOST.value: num_host}
+def _by_tier(num_reused: int, tier_spans: TierSpans) -> dict[str, int] | None:
+    """Return where reused tokens came from, given the spans of those from lower tiers."""
+    lower = {tier: num_positions(spans) for tier, spans in tier_spans.items()}
+    return {Tier.DEVICE.value: num_reused - sum(lower.values()), **lower}
 
 
 def _columns(rows: list[Any], num_columns: int) -> list[list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, FirstToken, Span, Written
@@ -38,7 +38,7 @@ def admission(
     side: Side = Side.PREFILL,
     copyable: int = 0,
     copied: int = 0,
-    host_spans: tuple[int, ...] = (),
+    tier_spans: Mapping[str, Sequence[int]] | None = None,
 ) -> Admission:
     return Admission(
         number=number,
@@ -48,7 +48,7 @@ def admission(
         side=side,
         copyable=copyable,
         copied=copied,
-        host_spans=host_spans,
+        tier_spans={tier: list(spans) for tier, spans in (tier_spans or {}).items()},
         miss=MISS,
         incarnation=1,
         at=11.0,

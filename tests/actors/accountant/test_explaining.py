@@ -34,9 +34,9 @@ from tests.actors.ledger.ledgers import record_of
 REUSED, COPIED, COMPUTED = BlockSource.REUSED, BlockSource.COPIED, BlockSource.COMPUTED
 
 
-def tiered(read: int, tiers: dict[str, int], *host_spans: int) -> Admission:
+def tiered(read: int, tiers: dict[str, int], **spans: list[int]) -> Admission:
     """Return an admission that read so many positions, and how many of them from each tier."""
-    return admission(1, sum(tiers.values()), read, tiers=tiers, host_spans=host_spans)
+    return admission(1, sum(tiers.values()), read, tiers=tiers, tier_spans=spans)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def tiered(read: int, tiers: dict[str, int], *host_spans: int) -> Admission:
         ),
         # a load from the host between two blocks of the device, and one of a prompt that is all on the host
         (
-            [tiered(32, {"device": 16, "host": 16}, 8, 24), Span(32, 40)],
+            [tiered(32, {"device": 16, "host": 16}, host=[8, 24]), Span(32, 40)],
             [
                 (0, 8, REUSED, Tier.DEVICE),
                 (8, 24, REUSED, Tier.HOST),
@@ -64,14 +64,14 @@ def tiered(read: int, tiers: dict[str, int], *host_spans: int) -> Admission:
                 (32, 40, COMPUTED),
             ],
         ),
-        ([tiered(32, {"host": 32}, 0, 32), Span(32, 40)], [(0, 32, REUSED, Tier.HOST), (32, 40, COMPUTED)]),
+        ([tiered(32, {"host": 32}, host=[0, 32]), Span(32, 40)], [(0, 32, REUSED, Tier.HOST), (32, 40, COMPUTED)]),
         # tiers without spans: no tier is given unless there is only one
         ([tiered(32, {"device": 16, "host": 16}), Span(32, 40)], [(0, 32, REUSED), (32, 40, COMPUTED)]),
         ([tiered(32, {"device": 32}), Span(32, 40)], [(0, 32, REUSED, Tier.DEVICE), (32, 40, COMPUTED)]),
         ([tiered(32, {"disk": 32}), Span(32, 40)], [(0, 32, REUSED, Tier.DISK), (32, 40, COMPUTED)]),
         # fewer positions were read than the spans say
         (
-            [tiered(16, {"device": 8, "host": 16}, 8, 24), Span(16, 40)],
+            [tiered(16, {"device": 8, "host": 16}, host=[8, 24]), Span(16, 40)],
             [(0, 8, REUSED, Tier.DEVICE), (8, 16, REUSED, Tier.HOST), (16, 40, COMPUTED)],
         ),
         # computed again after an engine died: what was covered first counts

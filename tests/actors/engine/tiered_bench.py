@@ -15,7 +15,7 @@ from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.mover import Move, Moved, MoveLate, MoveResult
 from quipu.actors.messages.scheduler import Granted, StepResult
-from quipu.actors.messages.tiers import HostTierReport, LoadFailure, Tier
+from quipu.actors.messages.tiers import LoadFailure, Tier, TierReport
 from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.engine_bench import EngineBench
@@ -174,19 +174,20 @@ class TieredBench(EngineBench):
 
     def _hear_report(self, report: StepReport) -> None:
         super()._hear_report(report)
-        if report.host_tier is not None:
-            self._add(report.host_tier)
-        assert len(report.admitted_tiers) == len(report.admitted_host_spans)
+        for of_tier in report.tiers:
+            self._add(of_tier)
+        assert len(report.admitted_tiers) == len(report.admitted_tier_spans)
         for sequence_id, reused, tiers, spans in zip(
-            report.admitted_ids, report.admitted_reused, report.admitted_tiers, report.admitted_host_spans, strict=False
+            report.admitted_ids, report.admitted_reused, report.admitted_tiers, report.admitted_tier_spans, strict=False
         ):
             assert tiers is not None and sum(tiers.values()) == reused
-            positions = {at for start, end in zip(spans[::2], spans[1::2], strict=True) for at in range(start, end)}
-            assert len(positions) == tiers["host"]
+            ends = spans.get("host", [])
+            positions = {at for start, end in zip(ends[::2], ends[1::2], strict=True) for at in range(start, end)}
+            assert len(positions) == tiers.get("host", 0)
             assert positions <= self.brought.get(sequence_id, set()), "positions are counted as loaded that were not"
             self.counts["counted"] += len(positions)
 
-    def _add(self, report: HostTierReport) -> None:
+    def _add(self, report: TierReport) -> None:
         self.counts["stored"] += report.num_stored
         self.counts["loaded"] += report.num_loaded
         for reason, count in report.failed_loads.items():

@@ -202,7 +202,7 @@ def test_merging_copies_token_ids() -> None:
 
 def test_copies_on_the_host_are_reported_in_full() -> None:
     """A block that is stored on the host is reported with parent and tokens, though it has left the device."""
-    log = EventLog(SIZE, has_host_tier=True)
+    log = EventLog(SIZE, has_lower_tiers=True)
     log.take()
     log.on_stored([b"k1", b"k2"], b"root", [1, 2, 3, 4], 0, 0)
     (stored,) = on_the_wire(log.take())
@@ -219,7 +219,7 @@ def test_copies_on_the_host_are_reported_in_full() -> None:
 
 def test_events_of_two_tiers_are_not_merged() -> None:
     """Events of two tiers are never merged, even if one continues where the other ends."""
-    log = EventLog(SIZE, has_host_tier=True)
+    log = EventLog(SIZE, has_lower_tiers=True)
     log.take()
     log.on_stored([b"k1"], b"root", [1, 2], 0, 0)
     log.on_stored([b"k1"], b"", [], 0, 0, tier=Tier.HOST)
@@ -231,7 +231,7 @@ def test_events_of_two_tiers_are_not_merged() -> None:
 
 def test_unknown_copies() -> None:
     """A copy whose contents are no longer known is reported by its keys alone, as vLLM reports all its copies."""
-    log = EventLog(SIZE, has_host_tier=True)
+    log = EventLog(SIZE, has_lower_tiers=True)
     log.take()
     log.on_stored([b"k1", b"k2"], b"", [], 0, 0, tier=Tier.HOST)
     (stored,) = on_the_wire(log.take())

@@ -137,7 +137,7 @@ def test_block_that_reaches_the_host_late() -> None:
 
 def test_own_host_tier_is_understood() -> None:
     """This server's own events about its host tier can be followed, in whatever order a block moves."""
-    log, follower = EventLog(SIZE, has_host_tier=True), CacheFollower()
+    log, follower = EventLog(SIZE, has_lower_tiers=True), CacheFollower()
 
     def news(number: int) -> CacheNews:
         payload = msgspec.msgpack.encode(EventBatch(1.0, log.take(), 0))

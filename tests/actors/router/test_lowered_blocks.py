@@ -1,4 +1,4 @@
-"""Blocks that an engine has only on its host tier: routed to like any others, and distinguished in the prefix tree."""
+"""Blocks that an engine has only in lower tiers: routed to, and told apart from others in the prefix tree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from quipu.actors.cache_insight.cache_figures import HeldBlocks
 from quipu.actors.channel import Channel
 from quipu.actors.messages.accountant import Refused, Routed
 from quipu.actors.messages.router import EngineDown, EngineUp
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.request_desk.engine_pool import EnginePool
 from quipu.actors.request_desk.live_sequences import LiveSequences
 from quipu.actors.router.dispatch import Dispatch
@@ -62,12 +63,12 @@ def test_prompt_goes_where_its_blocks_are_on_the_host() -> None:
     engines = Engines()
     engines.tell(0, stored_keys=prefixes(*KEYS[:2]))
     engines.tell(1, stored_keys=prefixes(*KEYS))
-    engines.tell(1, lowered_keys=prefixes(*KEYS))
+    engines.tell(1, lowered_keys={"host": prefixes(*KEYS)})
     assert engines.best() == 1
-    assert engines.held() == {0: HeldBlocks(2), 1: HeldBlocks(8, 8)}
+    assert engines.held() == {0: HeldBlocks(2), 1: HeldBlocks(8, {"host": 8})}
     engines.tell(1, removed_keys=prefixes(*KEYS[1:]))
     assert engines.best() == 0
-    assert engines.held() == {0: HeldBlocks(2), 1: HeldBlocks(1, 1)}
+    assert engines.held() == {0: HeldBlocks(2), 1: HeldBlocks(1, {"host": 1})}
 
 
 def test_blocks_that_move() -> None:
@@ -75,18 +76,18 @@ def test_blocks_that_move() -> None:
     engines = Engines()
     engines.tell(0, stored_keys=prefixes(*KEYS))
     for num_on_device in (5, 1, 0):
-        engines.tell(0, lowered_keys=prefixes(*KEYS[num_on_device:]))
-        assert engines.held() == {0: HeldBlocks(8, 8 - num_on_device)}
+        engines.tell(0, lowered_keys={"host": prefixes(*KEYS[num_on_device:])})
+        assert engines.held() == {0: HeldBlocks(8, {"host": 8 - num_on_device})}
     engines.tell(0, raised_keys=prefixes(*KEYS[:3]))
-    assert engines.held() == {0: HeldBlocks(8, 5)}
+    assert engines.held() == {0: HeldBlocks(8, {"host": 5})}
     engines.tell(0, removed_keys=prefixes(*KEYS[6:]))
-    assert engines.held() == {0: HeldBlocks(6, 3)}
+    assert engines.held() == {0: HeldBlocks(6, {"host": 3})}
 
 
 def test_engine_that_has_cleared_its_cache() -> None:
     """After a cache was cleared no tier has a block; blocks stored later are on the device."""
     engines = Engines()
-    engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys=prefixes(*KEYS[2:]))
+    engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys={"host": prefixes(*KEYS[2:])})
     engines.tell(0, is_cleared=True, stored_keys=prefixes(*KEYS[:4]))
     assert engines.held() == {0: HeldBlocks(4)}
 
@@ -94,7 +95,7 @@ def test_engine_that_has_cleared_its_cache() -> None:
 def test_engine_that_is_gone() -> None:
     """Nothing is kept of an engine that has died, and its successor has everything on the device."""
     engines = Engines()
-    engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys=prefixes(*KEYS))
+    engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys={"host": prefixes(*KEYS)})
     engines.dispatch.handle_news(EngineDown(0, 0))
     assert engines.held() == {}
     engines.dispatch.handle_news(EngineUp(0, 7, 100, "same"))
@@ -102,11 +103,27 @@ def test_engine_that_is_gone() -> None:
     assert engines.held() == {0: HeldBlocks(8)}
 
 
+def test_blocks_in_every_tier() -> None:
+    """Blocks are counted in the fastest tier that their engine has last told of."""
+    engines = Engines()
+    lowered = {"host": prefixes(*KEYS[2:4]), "disk": prefixes(*KEYS[4:7]), "remote": prefixes(KEYS[7])}
+    engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys=lowered)
+    assert engines.held() == {0: HeldBlocks(8, {"host": 2, "disk": 3, "remote": 1})}
+    engines.tell(0, lowered_keys={"disk": prefixes(*KEYS[2:4]), "remote": prefixes(*KEYS[5:7])})
+    assert engines.held() == {0: HeldBlocks(8, {"disk": 3, "remote": 3})}
+    engines.tell(0, raised_keys=prefixes(*KEYS[2:4]), removed_keys=prefixes(*KEYS[6:]))
+    assert engines.held() == {0: HeldBlocks(6, {"disk": 1, "remote": 1})}
+
+
 def test_nothing_is_left_of_gone_engines() -> None:
-    """The keys of engines that are gone are swept while others go on."""
+    """The keys of engines that are gone are swept while others go on, and only then their slots are used again."""
     lowered = LoweredBlocks()
-    lowered.add(3, KEYS)
-    lowered.forget(3)
+    assert [lowered.take_slot() for _ in range(2)] == [0, 1]
+    lowered.add(0, Tier.DISK, KEYS)
+    lowered.release_slot(0)
+    assert lowered.take_slot() == 2
     for _ in range(NUM_SHARDS):
-        lowered.add(4, KEYS[:1])
-    assert len(lowered) == 1 and lowered.num_on_device(3, KEYS) == len(KEYS)
+        lowered.add(1, Tier.HOST, KEYS[:1])
+        lowered.sweep()
+    assert len(lowered) == 1 and lowered.take_slot() == 0
+    assert lowered.num_by_tier(0, KEYS) == {}

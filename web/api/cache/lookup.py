@@ -96,8 +96,8 @@ def _pieces(found: Sequence[PromptLookUp], now: float) -> Iterator[bytes]:
 
 
 def _described(found: PromptLookUp, now: float) -> dict[str, Any]:
-    on_host = found.num_host_tokens
-    by_tier = {Tier.DEVICE.value: found.num_cached_tokens - on_host, Tier.HOST.value: on_host}
+    lower = found.num_tokens_by_tier
+    by_tier = {Tier.DEVICE.value: found.num_cached_tokens - sum(lower.values()), **lower}
     return {
         "prompt_tokens": found.num_prompt_tokens,
         "cached_tokens": found.num_cached_tokens,

@@ -118,7 +118,8 @@ def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
 def describe(node: TreeNode) -> dict[str, Any]:
     """Return a node, with the tiers of the engine that has most of it."""
     most = max(node.engines.values(), key=lambda held: held.num, default=HeldBlocks(0))
-    num_on_device = most.num - most.num_on_host
+    by_tier = {tier.value: most.lowered.get(tier, 0) for tier in Tier}
+    by_tier[Tier.DEVICE] = most.num - sum(most.lowered.values())
     return {
         "id": node.branch_id,
         "parent": node.parent_id,
@@ -126,9 +127,9 @@ def describe(node: TreeNode) -> dict[str, Any]:
         "start": node.start,
         "tokens": node.num_tokens,
         "cached_tokens": most.num,
-        "cached_tokens_by_tier": {Tier.DEVICE.value: num_on_device, Tier.HOST.value: most.num_on_host},
+        "cached_tokens_by_tier": by_tier,
         "engines": {str(engine_id): held.num for engine_id, held in node.engines.items()},
-        "tier": (Tier.HOST if most.num_on_host > num_on_device else Tier.DEVICE).value,
+        "tier": max(by_tier, key=by_tier.__getitem__),  # of those that have as much, the fastest
         "requests": node.num_requests,
         "children": node.num_children,
         "created_at": round(node.made_s, 3),

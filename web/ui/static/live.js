@@ -70,7 +70,7 @@ export function Live() {
         <${Shares} label="Blocks of the pool by state" parts=${Object.entries(STATES).map(([kind, name]) => ({ kind, name, value: now.pool[kind], text: count(now.pool[kind]) }))} />
         ${now.host && html`<h2>Host tier</h2>
         <${Shares} label="Blocks of the host tier by state" parts=${Object.entries(HOST_STATES).map(([kind, name]) => ({ kind, name, value: now.host[kind], text: count(now.host[kind]) }))} />
-        <p class="note">${count(sumOf(samples, "kv_host_loaded_blocks_total"))} blocks loaded, ${count(sumOf(samples, "kv_host_failed_load_blocks_total"))} that could not be</p>`}
+        <p class="note">${count(sumOf(samples, "kv_tier_loaded_blocks_total", { tier: "host" }))} blocks loaded, ${count(sumOf(samples, "kv_tier_failed_load_blocks_total", { tier: "host" }))} that could not be</p>`}
       </section>
       <section class="card">
         <h2>Since the start</h2>

@@ -37,7 +37,7 @@ export function pointOf(before, now) {
   const prompt = grown("prompt_tokens_total");
   const queried = grown("prefix_cache_queries_total"); // of which the number of cached ones is known
   const blocks = (state) => sumOf(now.samples, "kv_blocks", { state });
-  const onHost = (state) => sumOf(now.samples, "kv_host_blocks", { state });
+  const onHost = (state) => sumOf(now.samples, "kv_tier_blocks", { tier: "host", state });
   return {
     requests: grown("requests_total") / seconds,
     // the counter of generated tokens grows when requests close: these two grow with each token
@@ -52,7 +52,7 @@ export function pointOf(before, now) {
     lag: mean("event_loop_lag_seconds"),
     worstLag: worstOf(before.samples, now.samples, "event_loop_lag_seconds_bucket"),
     pool: Object.fromEntries(["used", "pinned", "cached", "free"].map((state) => [state, blocks(state)])),
-    host: now.samples.has("kv_host_blocks") ? { cached: onHost("used"), free: onHost("free") } : null,
+    host: now.samples.has("kv_tier_blocks") ? { cached: onHost("used"), free: onHost("free") } : null,
   };
 }
 

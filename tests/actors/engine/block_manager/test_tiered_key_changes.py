@@ -1,5 +1,4 @@
-"""The key changes that an engine with a host tier reports: what can be found in any tier, and what is only on the
-host."""
+"""The key changes that an engine with lower tiers reports: what can be found in any tier, and in which the fastest."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import random
 
 from quipu.actors.engine.block_manager.key_changes import NO_CHANGE, KeyChange, KeyChanges
 from quipu.actors.engine.block_manager.tiered_key_changes import TieredKeyChanges, make_key_changes
-from quipu.actors.messages.tiers import Tier
+from quipu.actors.messages.tiers import LOWER_TIERS, Tier
 from tests.actors.key_reader import split
 
 A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
@@ -27,7 +26,7 @@ def test_block_moves_to_the_host() -> None:
     changes.on_removed([B, A])
     store(changes, B, tier=Tier.HOST)
     moved = changes.take()
-    assert (moved.stored, moved.removed, set(split(moved.lowered))) == (b"", b"", {A[:8], B[:8]})
+    assert (moved.stored, moved.removed, set(split(moved.lowered["host"]))) == (b"", b"", {A[:8], B[:8]})
     assert changes.take() == NO_CHANGE
 
 
@@ -37,11 +36,11 @@ def test_block_comes_back() -> None:
     store(changes, A)
     store(changes, A, tier=Tier.HOST)
     changes.on_removed([A])
-    assert changes.take() == KeyChange(A[:8], b"", is_cleared=False, lowered=A[:8])
+    assert changes.take() == KeyChange(A[:8], b"", is_cleared=False, lowered={"host": A[:8]})
     store(changes, A)
     assert changes.take() == KeyChange(b"", b"", is_cleared=False, raised=A[:8])
     changes.on_removed([A])
-    assert changes.take() == KeyChange(b"", b"", is_cleared=False, lowered=A[:8])
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False, lowered={"host": A[:8]})
 
 
 def test_removed_from_the_last_tier() -> None:
@@ -77,22 +76,45 @@ def test_new_reader() -> None:
     changes.restart([A])
     change = changes.take()
     assert change.is_cleared and set(split(change.stored)) == {A[:8], C[:8]}
-    assert (change.removed, change.lowered) == (b"", C[:8])
+    assert (change.removed, change.lowered) == (b"", {"host": C[:8]})
+
+
+def test_fastest_tier() -> None:
+    """A key is reported as lowered to the fastest tier that it is in, whenever that changes."""
+    changes = TieredKeyChanges()
+    store(changes, A)
+    for tier in LOWER_TIERS:
+        store(changes, A, tier=tier)
+    assert changes.take() == KeyChange(A[:8], b"", is_cleared=False), "it is on the device"
+    changes.on_removed([A])
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False, lowered={"host": A[:8]})
+    changes.on_removed([A], Tier.DISK)
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False)
+    changes.on_removed([A], Tier.HOST)
+    assert changes.take() == KeyChange(b"", b"", is_cleared=False, lowered={"remote": A[:8]})
+    store(changes, A, tier=Tier.DISK)
+    store(changes, B, tier=Tier.DISK)
+    store(changes, C, tier=Tier.HOST)
+    lowered = {"disk": A[:8] + B[:8], "host": C[:8]}
+    assert changes.take() == KeyChange(B[:8] + C[:8], b"", is_cleared=False, lowered=lowered)
+    store(changes, A)
+    changes.on_removed([B], Tier.DISK)
+    assert changes.take() == KeyChange(b"", B[:8], is_cleared=False, raised=A[:8])
 
 
 def test_any_order() -> None:
-    """A reader that applies every change knows which keys are in any tier, and which are only on the host."""
+    """A reader that applies every change knows which keys are in any tier, and the fastest tier of each."""
     rng = random.Random(7)
     keys = [bytes([index]) * 32 for index in range(6)]
     changes = TieredKeyChanges()
-    held: dict[Tier, set[bytes]] = {Tier.DEVICE: set(), Tier.HOST: set()}
+    held: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
     anywhere: set[bytes] = set()
-    lowered: set[bytes] = set()
-    for _ in range(4000):
-        tier, key = rng.choice([Tier.DEVICE, Tier.HOST]), rng.choice(keys)
+    lowered: dict[bytes, str] = {}
+    for _ in range(8000):
+        tier, key = rng.choice(list(Tier)), rng.choice(keys)
         if rng.random() < 0.005:
             changes.on_cleared()
-            held = {Tier.DEVICE: set(), Tier.HOST: set()}
+            held = {tier: set() for tier in Tier}
         elif key in held[tier]:
             changes.on_removed([key], tier)
             held[tier].remove(key)
@@ -102,15 +124,21 @@ def test_any_order() -> None:
         if rng.random() < 0.3:
             change = changes.take()
             if change.is_cleared:
-                anywhere, lowered = set(), set()
+                anywhere, lowered = set(), {}
             assert anywhere.isdisjoint(split(change.stored)) and anywhere.issuperset(split(change.removed))
             anywhere = anywhere - set(split(change.removed)) | set(split(change.stored))
-            lowered = lowered - set(split(change.removed)) - set(split(change.raised)) | set(split(change.lowered))
-            assert anywhere == {key[:8] for key in held[Tier.DEVICE] | held[Tier.HOST]}
-            assert lowered == {key[:8] for key in held[Tier.HOST] - held[Tier.DEVICE]}
+            assert lowered.keys() >= set(split(change.raised)), "only what was lowered is raised"
+            for gone in (*split(change.removed), *split(change.raised)):
+                lowered.pop(gone, None)
+            for name, prefixes in change.lowered.items():
+                assert not any(lowered.get(prefix) == name for prefix in split(prefixes)), "told twice"
+                lowered |= dict.fromkeys(split(prefixes), name)
+            fastest = {key[:8]: next(t for t in Tier if key in held[t]) for key in set().union(*held.values())}
+            assert anywhere == fastest.keys()
+            assert lowered == {key: tier for key, tier in fastest.items() if tier is not Tier.DEVICE}
 
 
-def test_without_a_host_tier() -> None:
-    """An engine without a host tier does not track the tiers of its keys."""
-    assert type(make_key_changes(has_host_tier=False)) is KeyChanges
-    assert type(make_key_changes(has_host_tier=True)) is TieredKeyChanges
+def test_without_lower_tiers() -> None:
+    """An engine without lower tiers does not track the tiers of its keys."""
+    assert type(make_key_changes(has_lower_tiers=False)) is KeyChanges
+    assert type(make_key_changes(has_lower_tiers=True)) is TieredKeyChanges

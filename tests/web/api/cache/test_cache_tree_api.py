@@ -44,7 +44,8 @@ class Cache:
 
     def _held(self, keys: Sequence[bytes]) -> HeldBlocks:
         num = next((i for i, key in enumerate(keys) if key in self.evicted), len(keys))
-        return HeldBlocks(num, len(self.lowered.intersection(keys[:num])))
+        lowered = len(self.lowered.intersection(keys[:num]))
+        return HeldBlocks(num, {"host": lowered} if lowered else {})
 
     def prompt(
         self, tenant: str, *numbers: int, ends: bool = True, advances: bool = True, named: str = "", **fields: Any
@@ -99,7 +100,7 @@ async def test_branches() -> None:
         "start": 0,
         "tokens": 32,
         "cached_tokens": 32,
-        "cached_tokens_by_tier": {"device": 32, "host": 0},
+        "cached_tokens_by_tier": {"device": 32, "host": 0, "disk": 0, "remote": 0},
         "engines": {"0": 32, "1": 32},
         "tier": "device",
         "requests": 2,

@@ -79,7 +79,7 @@ async def test_the_answer_says_where_and_why_the_prefix_ends() -> None:
 
 async def test_tiers() -> None:
     """Tokens that would be loaded from the host are listed apart from those on the device."""
-    _, answer = await look_up(FakeDesk(found=attrs.evolve(FOUND, num_host_tokens=16)), CHAT, BODIES[CHAT])
+    _, answer = await look_up(FakeDesk(found=attrs.evolve(FOUND, num_tokens_by_tier={"host": 16})), CHAT, BODIES[CHAT])
     tiers = answer["prompts"][0]["cached_tokens_by_tier"]
     assert tiers == {"device": 16, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
 
