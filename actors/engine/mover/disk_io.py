@@ -87,11 +87,12 @@ def read_pages(calls: DiskCalls, file: PagedFile, buffers: Sequence[memoryview],
 def write_pages(calls: DiskCalls, file: PagedFile, buffers: Sequence[memoryview], offset: int) -> None:
     """Write buffers one after another. Raises OSError, after which any part of them may have been written."""
     num_wanted = sum(map(len, buffers))
-    written = 0
+    written = num_stalled = 0
     while written < num_wanted:
         count = calls.write(file.descriptor, _from(buffers, written), offset + written)
         progress = _progress(file, written, count)
-        if progress == written:
+        num_stalled += progress == written  # the next call says why: the disk is full, for example
+        if num_stalled > 1:
             raise OSError(errno.EIO, "the disk accepted no whole page")
         written = progress
 

@@ -94,7 +94,8 @@ def scan_folder(calls: DiskCalls, folder: int, layout: DiskLayout, numerics: str
             _delete(folder, found)
             return None
         segment = Segment(calls, layout, folder, found.file, found.sequence, list(keys))
-        segment.cut(segment.next_position)  # a torn record, or more than there is room for now
+        if found.num_bytes > layout.offset_of(segment.next_position):
+            segment.cut(segment.next_position)  # a torn record, or more than there is room for now
         return ScannedSegment(segment, keys)
 
     with ThreadPoolExecutor(SCANNING_THREADS, "scan") as pool:
@@ -128,7 +129,7 @@ def _found_files(calls: DiskCalls, folder: int) -> Iterator[_FoundFile]:
             if opened is None:
                 continue
             file, num_read = opened
-            if bytes(page[: len(MAGIC)]) not in (MAGIC, bytes(len(MAGIC))) and num_read:
+            if bytes(page[: len(MAGIC)]) not in (MAGIC, bytes(len(MAGIC))):
                 os.close(file.descriptor)  # somebody else's
                 continue
             content = read_segment_page(page) if num_read == PAGE_BYTES else None
@@ -145,7 +146,7 @@ def _open(calls: DiskCalls, folder: int, name: str, page: memoryview) -> tuple[P
         try:
             if _is_ours(os.fstat(file.descriptor)):
                 page[:] = bytes(PAGE_BYTES)
-                return file, calls.read(file.descriptor, [page], 0)
+                return file, read_pages(calls, file, [page], 0)
         except OSError:
             pass  # some file systems refuse O_DIRECT only when they are to read
         os.close(file.descriptor)

@@ -149,6 +149,7 @@ class Segment:
     def remove(self) -> None:
         """Remove the file, and drop what it holds. May be called again if it raises OSError."""
         self.cut(0)
+        self.next_position = self._layout.blocks_per_segment  # nothing is appended any more
         with suppress(FileNotFoundError):
             os.unlink(segment_name(self.sequence), dir_fd=self._folder)
         self.close()

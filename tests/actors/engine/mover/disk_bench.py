@@ -116,12 +116,18 @@ def open_store(
     return DiskStore(path, num_bytes=num_bytes, block_bytes=block_bytes, numerics=numerics, calls=calls)
 
 
-def write(store: DiskStore, slots: Sequence[int], names: Sequence[int], block_bytes: int = BLOCK_BYTES) -> None:
+def write(
+    store: DiskStore,
+    slots: Sequence[int],
+    names: Sequence[int],
+    block_bytes: int = BLOCK_BYTES,
+    numerics: str = NUMERICS,
+) -> None:
     """Write named blocks."""
     memory = pages(len(slots) * block_bytes)
     for at, name in enumerate(names):
         memory[at * block_bytes : (at + 1) * block_bytes] = block_of(name, block_bytes)
-    store.write(slots, [header_of(name, block_bytes) for name in names], memory)
+    store.write(slots, [header_of(name, block_bytes, numerics) for name in names], memory)
 
 
 def read(store: DiskStore, slots: Sequence[int], block_bytes: int = BLOCK_BYTES) -> list[int | str | None]:
