@@ -22,6 +22,7 @@ from .followers import Followers
 from .openmp_threads import end_own_threads
 from .rank_loading import RankLoader
 from .rank_messages import KVPlan, Profile, RankMemory, Ready
+from .stored_tensors import check_stored
 from .vllm_settings import check_installed, engine_arguments, settle_environment
 from .weight_progress import num_stored
 
@@ -74,6 +75,8 @@ def _load(config: BackendConfig, rank: RankLoader, followers: Followers, version
             stored = num_stored(config.model_path)
             check_weights_fit(stored, memory(), num_sharing=config.num_sharing, share=config.memory_share)
     _check_supported(rank.vllm_config, config)
+    if config.load_format != "dummy":
+        check_stored(config.model_path)
     num_threads = torch.get_num_threads()
     held = [rank.load(), *followers.receive_each(RankMemory)]
     plan = _plan(config, rank, followers, held)
