@@ -48,25 +48,40 @@ class LaunchedStep:
         """Return whether its result is there, or will never be."""
         return self.running is None or self.running.is_over()
 
-    def may_precede(self, plan: StepPlan, states: dict[int, SequenceState]) -> bool:
+    def may_precede(self, plan: StepPlan, states: dict[int, SequenceState], num_free_slots: int) -> bool:
         """Return whether this plan's pass may be launched before this step's tokens are known.
 
-        Not if it needs them: to change logits, or for the number of positions that a row has advanced. Not if what it
-        reads must be confirmed by the tags that this step will write. And not for scores, which are made of logits that
-        the next pass may overwrite.
+        Not if it needs them: to change logits, or for the number of positions that a row has advanced. And not for
+        scores, which are made of logits that the next pass may overwrite.
         """
-        return (
-            self.running is not None
-            and self.batch is not None
-            and self.batch.most_tokens is None
-            and plan.generation == self.plan.generation
-            and plan.most_positions == 1
-            and not plan.admitted
-            and plan.to_score is None
-            and not any(
-                sampling.logprobs is not None or changes_logits(sampling)
-                for sampling in (states[sequence_id].sampling for sequence_id in plan.row_ids)
-            )
+        if (
+            self.running is None
+            or self.batch is None
+            or self.batch.most_tokens is not None
+            or plan.generation != self.plan.generation
+            or plan.most_positions != 1
+            or plan.to_score is not None
+            or (plan.admitted and not self._may_precede_admissions(plan, states, num_free_slots))
+        ):
+            return False
+        admitted = {admit.sequence_id: admit.sampling for admit in plan.admitted}
+        return not any(
+            sampling.logprobs is not None or changes_logits(sampling)
+            for sampling in (admitted.get(one) or states[one].sampling for one in plan.row_ids)
+        )
+
+    def _may_precede_admissions(self, plan: StepPlan, states: dict[int, SequenceState], num_free_slots: int) -> bool:
+        """Return whether what a plan admits has slots, although what it releases still has them, and is known now.
+
+        What is cached for a sequence is confirmed by tags; those of blocks that this step writes are yet to come.
+        """
+        written = set(self.writes)
+        return len(plan.admitted) <= num_free_slots and not any(
+            admit.sequence_id in states
+            or admit.sequence_id in plan.released_ids
+            or admit.copy_source in written
+            or not written.isdisjoint(plan.new_blocks.get(admit.sequence_id, [])[: len(admit.keys)])
+            for admit in plan.admitted
         )
 
     def done(self, rows: StepRows, ends: list[int], tokens: RowTokens, payloads: StepPayloads | None) -> StepDone:

@@ -140,7 +140,7 @@ class Executor:
 
     def may_follow(self, step: LaunchedStep, plan: StepPlan) -> bool:
         """Return whether a plan may be launched behind this step, before its tokens are known."""
-        return step.may_precede(plan, self._sequences)
+        return step.may_precede(plan, self._sequences, len(self._free_slots))
 
     def launch(self, plan: StepPlan, behind: LaunchedStep | None = None) -> LaunchedStep:
         """Begin a plan, as `run` does; `finish` must follow. `behind`: the step that is running, if `may_follow`."""
@@ -191,16 +191,16 @@ class Executor:
 
     def _take_back(self, plan: StepPlan, rows: StepRows) -> None:
         """Undo `_begin` and the effects of the pass, except for sampled tokens on the device."""
-        self._take_back_blocks(plan)
+        self._take_back_changes(plan)
         rows.take_back(self._block_size)
-        for admit in plan.admitted:
-            self._release(admit.sequence_id)
         self._uncarried = set(self._sequences)
 
-    def _take_back_blocks(self, plan: StepPlan) -> None:
+    def _take_back_changes(self, plan: StepPlan) -> None:
         for sequence_id, blocks in plan.new_blocks.items():
             table = self._sequences[sequence_id].table
             del table[len(table) - len(blocks) :]
+        for admit in plan.admitted:
+            self._release(admit.sequence_id)
 
     def _drop(self, following: LaunchedStep) -> None:
         """Take back a step that was launched behind one that has failed. Its pass has computed nothing of use."""
@@ -211,7 +211,7 @@ class Executor:
                 if self.is_fatal(error):
                     raise
         if following.rows is not None:
-            self._take_back_blocks(following.plan)
+            self._take_back_changes(following.plan)
         following.rows = following.running = None
 
     def _launch_pass(self, step: LaunchedStep, rows: StepRows) -> None:

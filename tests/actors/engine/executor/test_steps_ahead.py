@@ -10,10 +10,12 @@ from typing import Any
 
 import attrs
 import pytest
+from msgspec.structs import replace
 
+from quipu.actors.engine.executor.launched_step import LaunchedStep
 from quipu.actors.engine.executor.plan_queue import PlanQueue, run_plans
 from quipu.actors.engine.scheduler.config import SchedulerConfig
-from quipu.actors.messages.executor import Barrier
+from quipu.actors.messages.executor import Barrier, StepPlan
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
 from quipu.kernels.fake import Dials, FakeFault
@@ -75,18 +77,84 @@ def test_rows_with_rules_are_not_launched_ahead(rules: LogitRules) -> None:
     assert bench.num_ahead > 10
 
 
-def test_admissions_are_not_launched_ahead() -> None:
-    """What they read must be confirmed by tags that the running step will write."""
-    bench = bench_of()
-    bench.submit(PROMPT, 30)
+def admission_behind(bench: AheadBench, *prompts: list[int]) -> tuple[LaunchedStep, StepPlan]:
+    """Run a step behind which another is launched. Return that one, and a plan behind it that admits these prompts."""
     bench.run_one()
-    bench.submit([*PROMPT, 7, 8], 4)
+    for prompt in prompts:
+        bench.submit(prompt, 4)
     bench.handle_one()
     bench.pump()
-    decode, admission = bench.plans
-    assert admission.admitted and not decode.admitted
-    step = bench.executor.launch(decode)
-    assert not bench.executor.may_follow(step, admission)
+    running, admission = bench.plans
+    assert bench.following is not None and bench.following.plan is running
+    assert len(admission.admitted) == len(prompts) and not running.admitted
+    return bench.following, admission
+
+
+def test_admissions_are_launched_ahead() -> None:
+    """What they read is confirmed before the tokens of the running step are known, if that step does not write it."""
+    bench = bench_of()
+    bench.submit(PROMPT, 30)
+    _, admission = admission_behind(bench, [*PROMPT, 7, 8], [31, 32])
+    assert admission.admitted[0].keys, "the first block is cached"
+    bench.run_one()
+    assert bench.following is not None and bench.following.plan is admission
+    bench.finish()
+    bench.check_at_rest()
+    (done,) = (result for result in bench.handled if result.step == admission.step)
+    assert isinstance(done, StepDone) and done.read_tokens == [4, 0]
+    for submission in bench.submissions.values():
+        assert submission.tokens == bench.expected_tokens(submission)
+
+
+def test_failure_with_an_admission_behind_it() -> None:
+    """What the step behind a failed one has admitted is taken back, slots included, and admitted again if it is still
+    wanted."""
+    bench = bench_of()
+    bench.submit(PROMPT, 30)
+    _, admission = admission_behind(bench, [*PROMPT, 7, 8], [31, 32], [33])
+    running = next(one for one in bench.backend.launched if not one.over)
+    running.outcome = FakeFault("late")
+    assert isinstance(bench.run_one(), StepFailed) and bench.num_failed_before_another == 1
+    gone = bench.submissions[4]
+    bench.abort(gone)
+    bench.finish()
+    bench.submit(PROMPT, 8, num_choices=LIMITS.max_num_seqs)
+    bench.finish()
+    bench.check_at_rest()
+    (dropped,) = (result for result in bench.handled if result.step == admission.step)
+    assert isinstance(dropped, StepDropped)
+    for submission in bench.submissions.values():
+        assert submission is gone or submission.tokens == bench.expected_tokens(submission)
+
+
+def test_admissions_that_wait_for_the_running_step() -> None:
+    """For the tags of a block that it writes, for the end of a sequence that it has, or for a slot."""
+    bench = bench_of()
+    bench.submit(PROMPT, 30)
+    step, admission = admission_behind(bench, [*PROMPT, 7, 8])
+    assert bench.executor.may_follow(step, admission)
+    (admit,) = admission.admitted
+    cached, copied = admission.new_blocks[admit.sequence_id][0], LIMITS.num_blocks - 1
+    known = replace(admit, sequence_id=step.plan.row_ids[0])
+    for why, written, plan in (
+        ("it writes what is read", cached, admission),
+        ("it writes what is copied", copied, replace(admission, admitted=[replace(admit, copy_source=copied)])),
+        ("it has the sequence", 0, replace(admission, admitted=[known])),
+        ("the sequence is released behind it", 0, replace(admission, released_ids=[admit.sequence_id])),
+    ):
+        step.writes = [written]
+        assert not bench.executor.may_follow(step, plan), why
+
+
+def test_admission_without_a_slot() -> None:
+    """A sequence that the same plan releases keeps its slot until the running step has ended."""
+    bench = bench_of(attrs.evolve(LIMITS, max_num_seqs=2))
+    gone, _ = bench.submit(PROMPT, 30, num_choices=2)
+    bench.abort(gone)
+    step, admission = admission_behind(bench, [41, 42])
+    assert admission.released_ids and not bench.executor.may_follow(step, admission)
+    bench.finish()
+    bench.check_at_rest()
 
 
 @pytest.mark.parametrize("late", [True, False])
