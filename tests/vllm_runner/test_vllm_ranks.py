@@ -22,21 +22,12 @@ from tests.e2e.streams import streaming
 from tests.kernels.kernel_checkpoints import backend_config, make_batch
 from tests.processes import eventually, has_ended
 from tests.vllm_runner.test_vllm_backend import generate, prompts, tables, wanted
-from tests.vllm_runner.vllm_backends import SIZE, close_all, open_backend, vllm_marks
+from tests.vllm_runner.vllm_backends import SERVE_DEMO, SIZE, close_all, open_backend, vllm_marks
 
 pytestmark = vllm_marks
 
 RANK = "quipu.kernels.vllm_runner.rank_process"
-FLAGS = (
-    str(DEMO),
-    "--served-model-name",
-    "demo",
-    "--executor",
-    "vllm",
-    "--tensor-parallel-size",
-    "2",
-    "--enforce-eager",
-)
+FLAGS = (*SERVE_DEMO, "--tensor-parallel-size", "2")
 SIZES = ("--block-size", str(SIZE), "--num-blocks", "300", "--max-model-len", "4096")
 LENGTH = 30
 """Tokens of an output."""

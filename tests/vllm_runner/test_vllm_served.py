@@ -8,25 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quipu.actors.shared.checkpoint import DEMO
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import run_quipu, serving
-from tests.vllm_runner.vllm_backends import vllm_marks
+from tests.vllm_runner.vllm_backends import SERVE_DEMO, vllm_marks
 
 pytestmark = vllm_marks
 
-FLAGS = (
-    str(DEMO),
-    "--served-model-name",
-    "demo",
-    "--executor",
-    "vllm",
-    "--enforce-eager",
-    "--num-blocks",
-    "300",
-    "--max-model-len",
-    "4096",
-)
+FLAGS = (*SERVE_DEMO, "--num-blocks", "300", "--max-model-len", "4096")
 NOTES = "Mira lives in Ashford. The river passed the old mill. Otto keeps an owl. Hugo lives in Milton. " * 8
 
 

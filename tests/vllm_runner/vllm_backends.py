@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quipu.actors.shared.checkpoint import DEMO
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from quipu.kernels.vllm_runner.vllm_settings import check_installed
 from tests.kernels.kernel_checkpoints import backend_config
@@ -30,6 +31,8 @@ vllm_marks = [
 """The marks of a module whose tests run vLLM."""
 SIZE = 32
 """Tokens in a block: the least that vLLM's attention takes on CPUs."""
+SERVE_DEMO = (str(DEMO), "--served-model-name", "demo", "--executor", "vllm", "--enforce-eager")
+"""Arguments of `quipu serve`."""
 _backends: dict[tuple[Any, ...], VllmBackend] = {}
 
 
