@@ -51,6 +51,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quipu_touch": (None, [_POINTER, _INT64]),
     "quipu_layout": (_POINTER, [_INT32]),
     "quipu_sample": (None, [_POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER, _INT64]),
+    "quipu_sample_bf16": (None, [_POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER, _POINTER, _INT64]),
     "quipu_score": (None, [_POINTER, *[_INT64] * 3, *[_POINTER] * 5, _INT64]),
 }
 """The functions of a library: the result and argument types of each."""

@@ -45,6 +45,39 @@ def draw(
         ]
 
 
+def draw_bfloat16(
+    library: ctypes.CDLL,
+    batch: StepBatch,
+    rows: Sequence[int],
+    bits_PV: npt.NDArray[np.uint16],
+    places: Sequence[int],
+    *,
+    num_threads: int,
+) -> list[int | None]:
+    """Sample likewise from logits in bfloat16, without a copy of them in float32. The batch must have no `processing`.
+
+    The logits of each row are in row `places[i]` of `bits_PV`.
+    """
+    draws, token_ids = _draws_of(batch, rows), np.empty(len(rows), np.int64)
+    places_M = np.array(places, np.int64)
+    library.quipu_sample_bf16(
+        bits_PV.ctypes.data,
+        bits_PV.strides[0] // 2,
+        bits_PV.shape[1],
+        places_M.ctypes.data,
+        len(rows),
+        draws.ctypes.data,
+        token_ids.ctypes.data,
+        num_threads,
+    )
+    return [
+        sample_row(batch, row, (bits_PV[place].astype(np.uint32) << 16).view(np.float32))
+        if token_id is None
+        else token_id
+        for row, place, token_id in zip(rows, places, _certain(batch, rows, token_ids), strict=True)
+    ]
+
+
 def decided(
     library: ctypes.CDLL,
     batch: StepBatch,
@@ -54,15 +87,7 @@ def decided(
     num_threads: int,
 ) -> list[int | None]:
     """Return the tokens that the C++ code is certain of; None for rows that the oracle must sample or reject."""
-    draws = np.zeros(len(rows), _DRAW)
-    sampling = [batch.sampling[row] for row in rows]
-    draws["temperature"] = [s.temperature for s in sampling]
-    draws["top_p"] = [s.top_p for s in sampling]
-    draws["top_k"] = [s.top_k for s in sampling]
-    draws["log_min_p"] = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in sampling]
-    draws["seed"] = [s.seed for s in sampling]
-    draws["position"] = [batch.output_position[row] for row in rows]
-    token_ids = np.empty(len(rows), np.int64)
+    draws, token_ids = _draws_of(batch, rows), np.empty(len(rows), np.int64)
     library.quipu_sample(
         logits_MV.ctypes.data,
         logits_MV.strides[0] // 4,
@@ -72,6 +97,23 @@ def decided(
         token_ids.ctypes.data,
         num_threads,
     )
+    return _certain(batch, rows, token_ids)
+
+
+def _draws_of(batch: StepBatch, rows: Sequence[int]) -> npt.NDArray[np.void]:
+    draws = np.zeros(len(rows), _DRAW)
+    sampling = [batch.sampling[row] for row in rows]
+    draws["temperature"] = [s.temperature for s in sampling]
+    draws["top_p"] = [s.top_p for s in sampling]
+    draws["top_k"] = [s.top_k for s in sampling]
+    draws["log_min_p"] = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in sampling]
+    draws["seed"] = [s.seed for s in sampling]
+    draws["position"] = [batch.output_position[row] for row in rows]
+    return draws
+
+
+def _certain(batch: StepBatch, rows: Sequence[int], token_ids: npt.NDArray[np.int64]) -> list[int | None]:
+    """Return the tokens; None for rows that are left to the oracle."""
     if LEFT_TO_ORACLE:
-        token_ids[[sets_any(s, LEFT_TO_ORACLE) for s in sampling]] = -1
-    return [int(token_id) if token_id >= 0 else None for token_id in token_ids]
+        token_ids[[sets_any(batch.sampling[row], LEFT_TO_ORACLE) for row in rows]] = -1
+    return [token_id if token_id >= 0 else None for token_id in token_ids.tolist()]

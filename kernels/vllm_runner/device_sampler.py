@@ -26,10 +26,10 @@ from ..step_errors import RunnerDiverged
 from ..triton.device import send
 from ..triton.sampler import Draw, Pending, Sampler
 from .followers import Followers
-from .rank_messages import ComputeHead
 from .runner_checks import check_known_to_host
 from .runner_outputs import output_of_v2, share_tokens
 from .runner_requests import RunnerStep
+from .sampler_frame import PassSampler, not_sampled
 
 _SCORED_AT_ONCE = 64
 """Prompt tokens whose logits are held at a time."""
@@ -90,20 +90,13 @@ class DeviceDraws:
         return Drawn.of(self.batch, self.rows, pending.read(self.batch, self.rows))
 
 
-class DeviceSampler:
-    """Stands where the runner has its own sampler."""
+class DeviceSampler(PassSampler[_Pass]):
+    """Draws for runner V2."""
 
     def __init__(self, runner: Any, max_num_seqs: int, draw_on_host: Draw | None, followers: Followers) -> None:
-        """`followers` get what was drawn, and take part in computing logits."""
-        self._runner = runner
-        self._followers = followers
-        self._theirs = runner.sampler
+        super().__init__(runner, followers)
         self._device: torch.device = runner.device
         self._sampler = Sampler(max_num_seqs, TorchPlace(self._device), draw_on_host)
-        self._pass: _Pass | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._theirs, name)  # what the runner reads of a sampler besides calling it
 
     def warm_up(self) -> None:
         """Compile the kernels, so that no request waits for it."""
@@ -117,9 +110,7 @@ class DeviceSampler:
 
     def __call__(self, logits: torch.Tensor, input_batch: Any) -> Any:
         """Draw for the rows that do, from the logits of each row's last token, in the runner's order."""
-        one = self._pass
-        if one is None:
-            raise RunnerDiverged("vLLM's runner samples outside of a pass")
+        one = self._running()
         batch, step = one.batch, one.step
         order = one.order = check_known_to_host(input_batch, self._runner.block_tables.num_blocks.np[0], step)
         differing = self._compare(batch, step, order, input_batch)  # before the last drawn tokens are replaced
@@ -141,22 +132,14 @@ class DeviceSampler:
     def finish(self, hidden_states_ND: torch.Tensor) -> DeviceDraws | Drawn:
         """Return what is being drawn, or, if scores are requested, what was. The tokens of `hidden_states_ND` are in
         the runner's order."""
-        one, self._pass = self._pass, None
+        one = self._end()
         if one is None or one.draws is None:
-            raise RunnerDiverged("vLLM's runner has run a pass without sampling")
-        batch, step = one.batch, one.step
-        if batch.scoring is None:
+            raise not_sampled()
+        if one.batch.scoring is None:
             return one.draws
-        flat = step.flat_places(one.order)
-
-        def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
-            places = [flat[token] for token in tokens]
-            with self._followers.entering(ComputeHead(places)):
-                logits_NV = self._runner.model.compute_logits(hidden_states_ND[places])
-            return logits_NV.to(torch.float32), range(len(tokens))
-
+        head = self._head(one, one.order, hidden_states_ND, _as_floats)
         drawn = one.draws.read()
-        return add_scores(drawn, batch.scoring, one.logits, head, score_rows, at_once=_SCORED_AT_ONCE)
+        return add_scores(drawn, one.batch.scoring, one.logits, head, score_rows, at_once=_SCORED_AT_ONCE)
 
     @property
     def _tables(self) -> torch.Tensor:
@@ -210,3 +193,7 @@ class DeviceSampler:
         ours_AW = sent[:, 1:]
         theirs_AW = self._tables[sent[:, 0], :width]
         return ((theirs_AW != ours_AW) & (ours_AW >= 0)).any()
+
+
+def _as_floats(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.float32)

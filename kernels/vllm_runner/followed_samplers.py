@@ -16,6 +16,7 @@ import torch
 from .rank_messages import RowsDrawn, RunPass
 from .runner_checks import check_batch, check_known_to_host
 from .runner_outputs import output_of_v1, output_of_v2, share_tokens
+from .sampler_frame import InItsPlace
 
 
 class Rank(Protocol):
@@ -36,22 +37,19 @@ class Rank(Protocol):
         ...
 
 
-class _Followed:
+class _Followed(InItsPlace):
     """What both have in common."""
 
     def __init__(self, rank: Rank) -> None:
+        super().__init__(rank.runner)
         self._rank = rank
-        self._theirs = rank.runner.sampler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._theirs, name)  # what the runner reads of a sampler besides calling it
 
 
 class FollowedSampler(_Followed):
     """For runner V1."""
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        runner = self._rank.runner
+        runner = self._runner
         order = check_batch(runner.input_batch, runner.input_ids.cpu, self._rank.told.step)
         drawn = self._rank.drawn(order)
         return output_of_v1(order, drawn.rows, drawn.token_ids, logits.device)
@@ -62,7 +60,7 @@ class FollowedDeviceSampler(_Followed):
 
     def __call__(self, logits: torch.Tensor, input_batch: Any) -> Any:
         rank = self._rank
-        order = check_known_to_host(input_batch, rank.runner.block_tables.num_blocks.np[0], rank.told.step)
-        ids_R = torch.zeros(len(order), dtype=torch.int64, device=rank.runner.device)
+        order = check_known_to_host(input_batch, self._runner.block_tables.num_blocks.np[0], rank.told.step)
+        ids_R = torch.zeros(len(order), dtype=torch.int64, device=self._runner.device)
         share_tokens(ids_R, rank.size)
         return output_of_v2(order, rank.told.samples, ids_R)

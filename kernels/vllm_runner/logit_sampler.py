@@ -22,18 +22,20 @@ import torch
 from ..batch import Drawn, StepBatch
 from ..cpu.build import CannotBuild, load_kernels
 from ..cpu.sampler import draw as draw_natively
+from ..cpu.sampler import draw_bfloat16
 from ..cpu.scores import score as score_natively
 from ..sampling.logprobs import add_scores, score_rows
 from ..sampling.oracle import draw
-from ..step_errors import RunnerDiverged
 from ..step_types import Scores
 from .followers import Followers
-from .rank_messages import ComputeHead, RowsDrawn
+from .rank_messages import RowsDrawn
 from .runner_checks import check_batch
 from .runner_outputs import output_of_v1
 from .runner_requests import RunnerStep
+from .sampler_frame import PassSampler, not_sampled
 
 Draw = Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]]
+DrawBfloat16 = Callable[[StepBatch, Sequence[int], npt.NDArray[np.uint16], Sequence[int]], list[int | None]]
 Score = Callable[[torch.Tensor, Sequence[int], list[int], list[int]], Scores]
 _SCORED_AT_ONCE = 64
 """Prompt tokens whose logits are held at a time."""
@@ -50,32 +52,38 @@ class _Pass:
     """float32, of `drawn.rows`."""
 
 
-def host_sampling(num_threads: int) -> tuple[Draw, Score]:
-    """Return what draws from logits on the host, and what scores them: C++ where it runs, else the oracles."""
+@attrs.frozen
+class HostSampling:
+    """How the host draws and scores: in C++ where it runs, else by the oracles, more slowly."""
+
+    draw: Draw
+    score: Score
+    draw_bfloat16: DrawBfloat16 | None
+    """Draws where nothing changes logits, without a copy of them in float32."""
+
+
+def host_sampling(num_threads: int) -> HostSampling:
     try:
         library = load_kernels().library
     except CannotBuild:
-        return draw, score_rows  # the same tokens, more slowly
+        return HostSampling(draw, score_rows, None)
 
     def score(logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]) -> Scores:
         return score_natively(library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=num_threads)
 
-    return partial(draw_natively, library, num_threads=num_threads), score
+    return HostSampling(
+        partial(draw_natively, library, num_threads=num_threads),
+        score,
+        partial(draw_bfloat16, library, num_threads=num_threads),
+    )
 
 
-class LogitSampler:
-    """Stands where the runner has its own sampler."""
+class LogitSampler(PassSampler[_Pass]):
+    """Draws for runner V1."""
 
     def __init__(self, runner: Any, num_threads: int, followers: Followers) -> None:
-        """`followers` are told what was drawn, and take part in computing logits."""
-        self._runner = runner
-        self._followers = followers
-        self._theirs = runner.sampler
-        self._pass: _Pass | None = None
-        self._draw, self._score = host_sampling(num_threads)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._theirs, name)  # what the runner reads of a sampler besides calling it
+        super().__init__(runner, followers)
+        self._sampling = host_sampling(num_threads)
 
     def begin(self, batch: StepBatch, step: RunnerStep) -> None:
         """Set what the next call draws for."""
@@ -83,39 +91,41 @@ class LogitSampler:
 
     def __call__(self, logits: torch.Tensor, sampling_metadata: Any) -> Any:
         """Draw for the rows that do, from the logits of each row's last token, in the runner's order."""
-        one_pass = self._pass
-        if one_pass is None:
-            raise RunnerDiverged("vLLM's runner samples outside of a pass")
-        batch, step = one_pass.batch, one_pass.step
+        one = self._running()
+        batch, step = one.batch, one.step
         order = check_batch(self._runner.input_batch, self._runner.input_ids.cpu, step)
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         if rows:
             place_of = {row: place for place, row in enumerate(order)}
-            places = [place_of[row] for row in rows]
-            # a copy in any case: rules change it
-            one_pass.logits_MV = logits[places].to("cpu", torch.float32).contiguous()
-            drawn = Drawn.of(batch, rows, self._draw(batch, rows, one_pass.logits_MV.numpy()))
+            drawn = Drawn.of(batch, rows, self._draw(one, rows, logits, [place_of[row] for row in rows]))
         else:
             drawn = Drawn([], [])
         self._followers.tell(RowsDrawn(order, rows, drawn.token_ids))
-        one_pass.drawn = drawn
+        one.drawn = drawn
         return output_of_v1(order, rows, drawn.token_ids, logits.device)
 
     def finish(self, hidden_states_ND: torch.Tensor) -> Drawn:
         """Return what was drawn, with scores if any are requested. `hidden_states_ND` are in the runner's order."""
-        one_pass, self._pass = self._pass, None
-        if one_pass is None or one_pass.drawn is None:
-            raise RunnerDiverged("vLLM's runner has run a pass without sampling")
-        batch, step = one_pass.batch, one_pass.step
-        if batch.scoring is None:
-            return one_pass.drawn
-        flat = step.flat_places(step.rows_in_order(self._runner.input_batch.req_ids))
+        one = self._end()
+        if one is None or one.drawn is None:
+            raise not_sampled()
+        if one.batch.scoring is None:
+            return one.drawn
+        head = self._head(one, one.step.rows_in_order(self._runner.input_batch.req_ids), hidden_states_ND, _on_host)
+        drawn_logits = (one.logits_MV, range(len(one.drawn.rows)))
+        return add_scores(
+            one.drawn, one.batch.scoring, drawn_logits, head, self._sampling.score, at_once=_SCORED_AT_ONCE
+        )
 
-        def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
-            places = [flat[token] for token in tokens]
-            with self._followers.entering(ComputeHead(places)):
-                logits_NV = self._runner.model.compute_logits(hidden_states_ND[places])
-            return logits_NV.to("cpu", torch.float32).contiguous(), range(len(tokens))
+    def _draw(self, one: _Pass, rows: list[int], logits: torch.Tensor, places: list[int]) -> list[int | None]:
+        """Draw a token for each of these rows, whose logits are at these places."""
+        batch, draw_bfloat16 = one.batch, self._sampling.draw_bfloat16
+        reads_only = batch.processing is None and batch.scoring is None
+        if reads_only and draw_bfloat16 is not None and logits.dtype == torch.bfloat16 and logits.device.type == "cpu":
+            return draw_bfloat16(batch, rows, logits.view(torch.uint16).numpy(), places)
+        one.logits_MV = _on_host(logits[places])  # a copy in any case: rules change it
+        return self._sampling.draw(batch, rows, one.logits_MV.numpy())
 
-        drawn_logits = (one_pass.logits_MV, range(len(one_pass.drawn.rows)))
-        return add_scores(one_pass.drawn, batch.scoring, drawn_logits, head, self._score, at_once=_SCORED_AT_ONCE)
+
+def _on_host(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to("cpu", torch.float32).contiguous()

@@ -177,8 +177,8 @@ def _make_sampler(loaded: Loaded, config: BackendConfig) -> LogitSampler | Devic
         return LogitSampler(loaded.rank.runner, num_threads, loaded.followers)
     from .device_sampler import DeviceSampler  # needs Triton, as runner V2 does
 
-    draw_on_host, _ = host_sampling(num_threads)
-    sampler = DeviceSampler(loaded.rank.runner, config.max_num_seqs, draw_on_host, loaded.followers)
+    on_host = host_sampling(num_threads)
+    sampler = DeviceSampler(loaded.rank.runner, config.max_num_seqs, on_host.draw, loaded.followers)
     with torch.inference_mode():
         sampler.warm_up()
     return sampler

@@ -14,7 +14,7 @@ from quipu.kernels.batch import StepBatch
 from quipu.kernels.cpu import sampler
 from quipu.kernels.cpu.build import load
 from quipu.kernels.cpu.instruction_sets import choose_instruction_set, processor_flags
-from quipu.kernels.cpu.sampler import decided, draw
+from quipu.kernels.cpu.sampler import decided, draw, draw_bfloat16
 from quipu.kernels.sampling.oracle import draw as oracle
 from quipu.kernels.sampling.oracle import fields_besides
 from quipu.kernels.step_types import RowSampling
@@ -60,6 +60,22 @@ def test_same_tokens_as_the_oracle(spread: float, num_threads: int) -> None:
         assert all(token_id in (None, wanted) for token_id, wanted in zip(sure, expected, strict=True))
         num_sure += sum(token_id is not None for token_id in sure)
     assert num_sure >= 0.98 * 8 * rounds
+
+
+@pytest.mark.parametrize("size", [1, 37, 64, 4999])
+def test_bfloat16_logits(size: int) -> None:
+    """Draw the oracle's tokens of the widened logits, in whatever places they are; NaN yields none."""
+    rng = random.Random(size)
+    floats = np.random.default_rng(size).normal(0, 3, (9, size + 3)).astype(np.float32)
+    bits_PV = (floats.view(np.uint32) >> 16).astype(np.uint16)[:, :size]  # rows with a stride of their own
+    bits_PV[4, size // 2] = 0x7FC0  # NaN
+    widened = (bits_PV.astype(np.uint32) << 16).view(np.float32)
+    places = [8, 0, 4, 3, 7]
+    batch = batch_of([random_settings(rng) for _ in range(7)])
+    rows = [0, 2, 3, 5, 6]
+    found = draw_bfloat16(library(), batch, rows, bits_PV, places, num_threads=2)
+    assert found == oracle(batch, rows, widened[places])
+    assert found[2] is None and None not in (found[:2] + found[3:])
 
 
 @pytest.mark.parametrize(

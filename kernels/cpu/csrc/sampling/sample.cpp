@@ -144,14 +144,33 @@ int64_t draw(Row& row, const Draw& d) {
     return kUndecided;
 }
 
+int64_t draw_row(const float* logits, int64_t vocab_size, const Draw& d) {
+    static thread_local Row row;
+    return row.scan(logits, vocab_size) ? draw(row, d) : kInvalidLogits;
+}
+
+// Widens a row into memory that the next one of this thread overwrites: it is still in the cache when it is read.
+const float* widened(const bf16* logits, int64_t count) {
+    static thread_local std::vector<float> row;
+    row.resize(count);
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(row.data() + i, load(logits + i));
+    for (; i < count; i++) row[i] = widen(logits[i]);
+    return row.data();
+}
+
 }  // namespace
 
 // Draws one token for each row, or stores one of the two negative codes.
 extern "C" void quipu_sample(const float* logits, int64_t stride, int64_t vocab_size, int64_t num_rows, const Draw* draws, int64_t* ids,
                              int64_t num_threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(num_threads)) if (num_rows > 1)
-    for (int64_t r = 0; r < num_rows; r++) {
-        static thread_local Row row;
-        ids[r] = row.scan(logits + r * stride, vocab_size) ? draw(row, draws[r]) : kInvalidLogits;
-    }
+    for (int64_t r = 0; r < num_rows; r++) ids[r] = draw_row(logits + r * stride, vocab_size, draws[r]);
+}
+
+// The same from logits in bfloat16, of which those in row places[r] are for draw r.
+extern "C" void quipu_sample_bf16(const bf16* logits, int64_t stride, int64_t vocab_size, const int64_t* places, int64_t num_rows,
+                                  const Draw* draws, int64_t* ids, int64_t num_threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(num_threads)) if (num_rows > 1)
+    for (int64_t r = 0; r < num_rows; r++) ids[r] = draw_row(widened(logits + places[r] * stride, vocab_size), vocab_size, draws[r]);
 }
