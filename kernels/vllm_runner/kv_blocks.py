@@ -1,8 +1,9 @@
 """Blocks of the KV cache that vLLM's runner has allocated: copied and cleared before a pass, moved for the host tier.
 
 vLLM's attention multiplies slots that are not written yet by 0, which does not help against NaN: what a broken sequence
-has left in a block would break the next one. So a block is cleared before its first slot is written. The runner could
-do both itself, but would clear before it copies, and a pass may write to a block that it also copies from.
+has left in a block would break the next one. So a block is cleared before a pass that writes its first slot but not its
+last one. The runner could do both itself, but would clear before it copies, and a pass may write to a block that it
+also copies from.
 
 The runner keeps a tensor for each layer, whose first dimension is the block. On the host a block is the parts of all
 ranks, one after the other, and in each its parts in all layers. A rank reads and writes its own.

@@ -28,18 +28,16 @@ def check_batch(input_batch: Any, input_ids: torch.Tensor, step: RunnerStep) -> 
     order = step.rows_in_order(names)
     count = len(order)
     table = input_batch.block_table[0]
-    num_blocks = [step.num_blocks[row] for row in order]
-    last_blocks = table.block_table.np[range(count), np.subtract(num_blocks, 1)]
+    ours = np.array([step.positions, step.num_blocks, step.last_blocks], np.int64)[:, order]
     columns = {
-        "positions": (input_batch.num_computed_tokens_cpu[:count], [step.positions[row] for row in order]),
-        "lengths of block tables": (table.num_blocks_per_row[:count], num_blocks),
-        "last blocks": (last_blocks, [step.last_blocks[row] for row in order]),
+        "positions": (input_batch.num_computed_tokens_cpu[:count], ours[0]),
+        "lengths of block tables": (table.num_blocks_per_row[:count], ours[1]),
+        "last blocks": (table.block_table.np[np.arange(count), ours[1] - 1], ours[2]),
     }
     fed = [token_id for row in order for token_id in step.inputs[row] or ()]
     columns["input tokens"] = (input_ids[: len(fed)].numpy(), fed)
-    place_of = {name: place for place, name in enumerate(names)}
     for new in step.announced:
-        place = place_of[new.request_id]
+        place = names.index(new.request_id)
         columns[f"blocks of request {new.request_id}"] = (table.block_table.np[place, : len(new.table)], new.table)
     _compare(columns)
     return order
@@ -68,4 +66,6 @@ def _compare(columns: dict[str, tuple[Any, Any]]) -> None:
     """Raises RunnerDiverged unless the runner's numbers are ours. `columns`: theirs and ours, by what they are."""
     for what, (theirs, ours) in columns.items():
         if not np.array_equal(theirs, ours):
-            raise RunnerDiverged(f"vLLM's runner has other {what} than the batch: {list(theirs)} instead of {ours}")
+            raise RunnerDiverged(
+                f"vLLM's runner has other {what} than the batch: {list(theirs)} instead of {list(ours)}"
+            )

@@ -68,13 +68,15 @@ class RunnerStep:
     inputs: list[list[int] | None]
     """Tokens of each row, carried ones included; None for one that only the device knows."""
     fresh_blocks: list[int]
-    """Blocks whose first slot this pass writes."""
+    """Blocks whose first slot this pass writes, but not their last one."""
     announced: list[Announced]
     continued: list[Continued]
     ended: set[str]
 
     def rows_in_order(self, names: Sequence[str]) -> list[int]:
         """Return the row of each request. Raises RunnerDiverged unless they are those of the pass."""
+        if names == self.request_ids:
+            return list(range(len(names)))
         row_of = {name: row for row, name in enumerate(self.request_ids)}
         if len(names) != len(row_of) or any(name not in row_of for name in names):
             raise RunnerDiverged(f"vLLM's runner has requests {list(names)} in its batch instead of {self.request_ids}")
@@ -157,7 +159,8 @@ class RunnerRequests:
             step.counts.append(batch.query_start[row + 1] - batch.query_start[row])
             step.num_blocks.append(len(table))
             step.last_blocks.append(table[-1])
-            step.fresh_blocks.extend(table[-(-position // self._block_size) :])
+            if self._opens_block(batch, row, table):
+                step.fresh_blocks.append(table[-1])
         return step
 
     def launched(self, batch: StepBatch) -> int:
@@ -199,6 +202,12 @@ class RunnerRequests:
         """Return the blocks of a row. Those that are granted ahead may lie beyond what the runner has room for."""
         end = batch.positions[row] + batch.query_start[row + 1] - batch.query_start[row]
         return batch.block_tables[row][: -(-end // self._block_size)]
+
+    def _opens_block(self, batch: StepBatch, row: int, table: list[int]) -> bool:
+        """Return whether a row writes the first slot of its last block and leaves others unwritten."""
+        position, size = batch.positions[row], self._block_size
+        end = position + batch.query_start[row + 1] - batch.query_start[row]
+        return end % size != 0 and position <= (len(table) - 1) * size
 
     def _all_inputs(self, batch: StepBatch) -> list[list[int] | None]:
         return [self._inputs_of(batch, row) for row in range(len(batch.slots))]

@@ -52,9 +52,11 @@ def test_chunks_are_announced_one_by_one() -> None:
 
 
 def test_fresh_blocks() -> None:
-    """Those whose first slot a row writes: not one that it goes on in, nor one that is granted ahead."""
+    """Those that a row begins and does not fill: not one that it goes on in, nor one that is granted ahead."""
     known = requests()
-    assert run(known, row(0, 0, [1] * 4, [9, 3]), row(1, 3, [1] * 6, [5, 6, 7])).fresh_blocks == [9, 6, 7]
+    rows = row(0, 0, [1] * 4, [9, 3]), row(1, 3, [1] * 6, [5, 6, 7]), row(2, 5, [1] * 2, [1, 2]), row(3, 0, [1], [4])
+    assert run(known, *rows).fresh_blocks == [7, 4]
+    assert run(known, row(0, 4, [1] * 4, [9, 3]), row(1, 8, [1], [5, 6, 7])).fresh_blocks == [7]
 
 
 def test_last_chunk_of_one_token_is_not_the_runners() -> None:

@@ -333,13 +333,13 @@ def test_prompt_scores(backend: VllmBackend) -> None:
 
 
 def test_broken_row(backend: VllmBackend) -> None:
-    """NaN in one sequence's KV breaks its row alone, and nothing of it is left for who gets the block next."""
+    """NaN in one sequence's KV breaks its row alone, and nothing of it is left for who gets its blocks next."""
     first, second = tables(2, seed=32)
     for slot, blocks in ((0, first), (1, second)):
         backend.step(make_batch({"slot": slot, "position": 0, "token_ids": prompts()[slot], "blocks": blocks}))
-    host = backend.allocate_on_host(1)
+    host = backend.allocate_on_host(len(first))
     np.frombuffer(host, np.uint16)[:] = 0x7FC0  # NaN in bfloat16
-    backend.write_blocks(first[:1], host)
+    backend.write_blocks(first, host)
     both = [
         {"slot": s, "position": len(prompts()[s]), "token_ids": [0], "carried": True, "blocks": blocks}
         for s, blocks in ((0, first), (1, second))
