@@ -33,8 +33,10 @@ class Mirror:
     block_size: int
     blocks: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = attrs.field(factory=dict)
     """(parent key or None, tokens), by key, of what is on the device."""
-    on_host: dict[bytes, tuple[bytes | None, tuple[int, ...]]] = attrs.field(factory=dict)
-    """The same of what is on the host."""
+    lower: dict[str, dict[bytes, tuple[bytes | None, tuple[int, ...]]]] = attrs.field(
+        factory=lambda: {"CPU": {}, "DISK": {}, "EXTERNAL": {}}
+    )
+    """The same of what is in each lower tier."""
 
     def apply(self, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
@@ -50,13 +52,17 @@ class Mirror:
                         del tier[key]
                 case "AllBlocksCleared":
                     assert set(event) == {"type"}
-                    self.blocks.clear()
-                    self.on_host.clear()
+                    self.clear()
                 case unknown:
                     raise AssertionError(f"unknown event: {unknown}")
 
     def _tier(self, medium: str) -> dict[bytes, tuple[bytes | None, tuple[int, ...]]]:
-        return {"GPU": self.blocks, "CPU": self.on_host}[medium]
+        return self.blocks if medium == "GPU" else self.lower[medium]
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        for tier in self.lower.values():
+            tier.clear()
 
     def _store(
         self,
@@ -74,7 +80,7 @@ class Mirror:
 
     def check(self, roots: Collection[bytes] | None) -> None:
         """Assert that every key is the hash of its parent and tokens, and that chains start at `roots`, if given."""
-        for key, (parent, tokens) in [*self.blocks.items(), *self.on_host.items()]:
+        for key, (parent, tokens) in [block for tier in (self.blocks, *self.lower.values()) for block in tier.items()]:
             assert roots is None or parent not in roots
             parents = roots if parent is None else [parent]
             assert parents is None or key in [chain_keys(p, tokens, self.block_size)[0] for p in parents]
@@ -82,7 +88,7 @@ class Mirror:
     def prefix_of(self, tokens: list[int]) -> int:
         """Return how many leading tokens would be found, starting from any chain's root."""
         found, parent = 0, None
-        anywhere = self.on_host | self.blocks
+        anywhere = {key: block for tier in (*self.lower.values(), self.blocks) for key, block in tier.items()}
         children = {(parent, block): key for key, (parent, block) in anywhere.items()}
         while key := children.get((parent, tuple(tokens[found : found + self.block_size]))):
             parent, found = key, found + self.block_size
@@ -164,8 +170,7 @@ class Subscriber:
             self.num_restarts += 1
             self.next_number = 0
             self._taken.clear()
-            self.mirror.blocks.clear()
-            self.mirror.on_host.clear()
+            self.mirror.clear()
             kept = self.replay(0)
         elif number > self.next_number:
             self.gaps.append((self.next_number, number))

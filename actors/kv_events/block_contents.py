@@ -1,11 +1,12 @@
-"""The contents of blocks that may move to the host tier, for the events about them.
+"""The contents of blocks that may move to lower tiers, for the events about them.
 
-Used by `event_log.py` in an engine with a host tier. A block's tokens are published when it is stored on the device,
-and again when its copy reaches the host, possibly after it has left the device: a subscriber may have missed the first
-event.
+Used by `event_log.py` in an engine with lower tiers. A block's tokens are published when it is stored on the device,
+and again when its copy reaches another tier, possibly after it has left the device: a subscriber may have missed the
+first event.
 
-What must always hold: the contents of a block are known as long as it is in a tier, and of the last `MAX_MOVING` blocks
-that have left the last one, which may be on their way; of no others.
+What must always hold: the contents of a block are known as long as it is in memory (on the device, or on the host), and
+of the last `MAX_MOVING` blocks that have left it, which may be on their way to another tier; of no others, since a disk
+or an object store may hold any number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import attrs
 from ..shared.block_keys import pack_tokens
 
 MAX_MOVING = 16_384
-"""Blocks that are in no tier and may be on their way to the host."""
+"""Blocks that are not in memory and may be on their way to another tier."""
 
 
 @attrs.frozen
@@ -35,7 +36,7 @@ class BlockContents:
         self._block_size = block_size
         self._contents: dict[bytes, Contents] = {}
         self._num_tiers: Counter[bytes] = Counter()
-        """In how many tiers a key is."""
+        """In how many of the tiers in memory a key is."""
         self._moving: OrderedDict[bytes, None] = OrderedDict()
         """Keys that are in none, oldest first."""
 
@@ -53,14 +54,14 @@ class BlockContents:
         self.hold(keys)
 
     def hold(self, keys: Sequence[bytes]) -> None:
-        """Note that blocks are in one more tier."""
+        """Note that blocks are in one more of the tiers in memory."""
         for key in keys:
             if key in self._contents:
                 self._num_tiers[key] += 1
                 self._moving.pop(key, None)
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Note that blocks are in one tier less."""
+        """Note that blocks are in one less of them."""
         for key in keys:
             if key not in self._num_tiers:
                 continue

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import msgspec
@@ -22,10 +23,10 @@ import msgspec
 from ..messages.tiers import Tier
 from .block_contents import BlockContents
 
-MEDIUM_DEVICE = "GPU"
-"""vLLM's name for the tier that the executor reads from, whatever the device."""
-MEDIUM_HOST = "CPU"
-"""vLLM's name for the host's memory."""
+MEDIA: Final = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.REMOTE: "EXTERNAL"}
+"""The names of tiers in events: vLLM's for what the executor reads from, whatever the device, and for the host's
+memory; SGLang's and NVIDIA Dynamo's for the others."""
+IN_MEMORY: Final = (Tier.DEVICE, Tier.HOST)
 
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -98,23 +99,24 @@ class EventLog:
         tier: Tier = Tier.DEVICE,
     ) -> None:
         if tier is not Tier.DEVICE:
-            self._on_copied(keys)
+            self._on_copied(keys, tier)
             return
         token_ids = token_ids[start : start + len(keys) * self._block_size]
         parent = parent_key if block_index > 0 else None
         if self._contents is not None:
             self._contents.add(keys, parent, token_ids)
-        self._add_stored(keys, parent, token_ids, MEDIUM_DEVICE)
+        self._add_stored(keys, parent, token_ids, MEDIA[tier])
 
-    def _on_copied(self, keys: Sequence[bytes]) -> None:
-        """Add events for blocks copied to the host, each with its tokens and its parent, as on the device."""
+    def _on_copied(self, keys: Sequence[bytes], tier: Tier) -> None:
+        """Add events for blocks copied to a lower tier, each with its tokens and its parent, as on the device."""
+        medium = MEDIA[tier]
         for key in keys:
             known = None if self._contents is None else self._contents.find(key)
             if known is None:
-                self._add_stored([key], None, [], MEDIUM_HOST)
+                self._add_stored([key], None, [], medium)
             else:
-                self._add_stored([key], known.parent, list(known.token_ids), MEDIUM_HOST)
-        if self._contents is not None:
+                self._add_stored([key], known.parent, list(known.token_ids), medium)
+        if self._contents is not None and tier in IN_MEMORY:
             self._contents.hold(keys)
 
     def _add_stored(self, keys: Sequence[bytes], parent: bytes | None, token_ids: list[int], medium: str) -> None:
@@ -137,8 +139,8 @@ class EventLog:
         )
 
     def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
-        medium = MEDIUM_DEVICE if tier is Tier.DEVICE else MEDIUM_HOST
-        if self._contents is not None:
+        medium = MEDIA[tier]
+        if self._contents is not None and tier in IN_MEMORY:
             self._contents.drop(keys)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.medium == medium:

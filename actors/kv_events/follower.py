@@ -2,7 +2,7 @@
 
 Events carry the tokens of each block, so the keys are computed from these, whatever the publisher hashes with. vLLM's
 events are read in either form: maps tagged by `type`, as this server publishes them, and arrays that begin with the
-tag. A publisher holds a block as long as it is on the device or on the host; vLLM reports the host's by name alone.
+tag. A publisher holds a block as long as it is in any tier; vLLM reports those in lower tiers by name alone.
 
 Pure. What must always hold: a block is known only with all those before it; a gap in the numbers voids all that was
 known, since removals may have been missed; no more than `max_blocks` are kept; no step of `take`, which runs in a
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Final
 
 import attrs
 import msgspec
 
+from ..messages.tiers import Tier
 from ..shared.block_keys import chain_keys
-from .event_log import GROUP, MEDIUM_DEVICE, MEDIUM_HOST, SEQUENCE_BYTES
+from .event_log import GROUP, SEQUENCE_BYTES
 
 MAX_BLOCKS = 1 << 20
 """Blocks of one publisher that are kept; each takes some 250 bytes. Beyond, all are forgotten."""
@@ -34,6 +35,13 @@ NEWS_BLOCKS = 2048
 """Stored and removed blocks that are reported to the event loop at once: a millisecond's work there."""
 HASHED_TOKENS = 8192
 """In one call."""
+_TIERS: Final = {
+    **dict.fromkeys((None, "GPU", "DEVICE"), Tier.DEVICE),
+    **dict.fromkeys(("CPU", "CPU_PINNED", "CPU_TIER1"), Tier.HOST),
+    **dict.fromkeys(("DISK", "NVME", "STORAGE", "CPU_TIER2"), Tier.DISK),
+    **dict.fromkeys(("EXTERNAL", "REMOTE", "NETWORK", "SHARED"), Tier.REMOTE),
+}
+"""What vLLM, SGLang and TensorRT-LLM call their tiers (`medium`), as NVIDIA Dynamo's router reads it."""
 Hash = bytes | int
 NUM_SHARDS = 127
 """Dicts that a publisher's blocks are spread over: one of 700,000 takes 25 ms, in one piece, when it grows."""
@@ -60,6 +68,15 @@ class _Cleared(msgspec.Struct, tag="AllBlocksCleared"):
     pass
 
 
+class _StoredMap(_Stored, tag="BlockStored"):
+    locality: str | None = None
+    """`REMOTE` for a tier that is not the publisher's own (vLLM)."""
+
+
+class _RemovedMap(_Removed, tag="BlockRemoved"):
+    locality: str | None = None
+
+
 class _StoredArray(_Stored, tag="BlockStored", array_like=True):
     pass
 
@@ -78,7 +95,7 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 _batches = msgspec.msgpack.Decoder(_Batch)
-_maps = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
+_maps = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _Cleared)
 _arrays = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 _MAP_TAGS = range(0x80, 0x90)
 _LARGE_MAPS = (0xDE, 0xDF)
@@ -143,8 +160,7 @@ def chain_root(block_size: int) -> bytes:
 class CacheFollower:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._on_device = _KnownBlocks()
-        self._on_host = _KnownBlocks()
+        self._known = {tier: _KnownBlocks() for tier in Tier}
         self._last: int | None = None
         self._block_size: int | None = None
         self._changes = _Changes()
@@ -178,18 +194,23 @@ class CacheFollower:
 
     def _take_changes(self) -> CacheNews:
         changes, self._changes = self._changes, _Changes()
-        num_blocks = len(self._on_device) + len(self._on_host)
-        return CacheNews(changes.is_cleared, list(changes.stored), changes.removed, self._block_size, num_blocks)
+        stored = list(changes.stored)
+        return CacheNews(changes.is_cleared, stored, changes.removed, self._block_size, self._num_blocks)
+
+    @property
+    def _num_blocks(self) -> int:
+        return sum(map(len, self._known.values()))
 
     def _find(self, name: Hash) -> bytes | None:
         """Return the key of a block that is in a tier."""
-        return self._on_device.get(name) or self._on_host.get(name)
+        return next((key for known in self._known.values() if (key := known.get(name)) is not None), None)
 
-    def _tier(self, medium: str | None) -> _KnownBlocks | None:
-        """Return the known blocks of a tier; None for a tier that is not followed."""
-        if medium in (None, MEDIUM_DEVICE):
-            return self._on_device
-        return self._on_host if medium == MEDIUM_HOST else None
+    def _tier(self, event: _Stored | _Removed) -> _KnownBlocks | None:
+        """Return the known blocks of an event's tier; None for a tier that is not followed."""
+        if isinstance(event, _StoredMap | _RemovedMap) and event.locality == "REMOTE":
+            return self._known[Tier.REMOTE]
+        tier = _TIERS.get(event.medium)
+        return None if tier is None else self._known[tier]
 
     def _apply(self, data: bytes) -> Iterator[None]:
         """Apply an event. Yields whenever there are enough changes to report."""
@@ -199,22 +220,22 @@ class CacheFollower:
             case _Stored():
                 yield from self._store(event)
             case _Removed():
-                if event.group_idx in (None, GROUP) and (tier := self._tier(event.medium)) is not None:
+                if event.group_idx in (None, GROUP) and (tier := self._tier(event)) is not None:
                     yield from self._remove(event, tier)
             case _:
                 self._clear()
 
     def _store(self, event: _Stored) -> Iterator[None]:
-        size, hashes, tier = event.block_size, event.block_hashes, self._tier(event.medium)
+        size, hashes, tier = event.block_size, event.block_hashes, self._tier(event)
         has_adapter = event.lora_id is not None or event.lora_name is not None
         if has_adapter or event.group_idx not in (None, GROUP) or tier is None:
             return
-        if tier is self._on_host:
+        if tier is not self._known[Tier.DEVICE]:
             if not event.token_ids:
-                self._copy(hashes)
+                self._copy(hashes, tier)
                 return
             if self._block_size not in (None, size) or len(event.token_ids) != size * len(hashes):
-                return  # vLLM's blocks on the host may be larger than those of its prompts
+                return  # vLLM's blocks in lower tiers may be larger than those of its prompts
         if not 0 < size <= MAX_BLOCK_SIZE or len(event.token_ids) != size * len(hashes):
             raise OverflowError
         if size != self._block_size:
@@ -236,16 +257,16 @@ class CacheFollower:
             if self._changes.is_full:
                 yield
 
-    def _copy(self, names: list[Hash]) -> None:
-        """Note that blocks on the device are also on the host. The contents of others are not published."""
+    def _copy(self, names: list[Hash], tier: _KnownBlocks) -> None:
+        """Note that blocks which are known are also in this tier. The contents of others are not published."""
         if self._has_room(len(names)):
             for name in names:
-                if (key := self._on_device.get(name)) is not None:
-                    self._on_host.add(name, key)
+                if (key := self._find(name)) is not None:
+                    tier.add(name, key)
 
     def _has_room(self, num_blocks: int) -> bool:
         """Return whether there is room for that many more; if not, forget all."""
-        if len(self._on_device) + len(self._on_host) + num_blocks <= self._max_blocks:
+        if self._num_blocks + num_blocks <= self._max_blocks:
             return True
         self._clear()
         return False
@@ -262,5 +283,5 @@ class CacheFollower:
 
     def _clear(self) -> None:
         self._changes = _Changes(is_cleared=True)
-        self._on_device.clear()
-        self._on_host.clear()
+        for known in self._known.values():
+            known.clear()

@@ -197,24 +197,40 @@ def test_merging_copies_token_ids() -> None:
     assert (first, second) == ([1, 2], [3, 4])
 
 
-# ---------------------------------------------------------------- the host tier
+# ---------------------------------------------------------------- lower tiers
 
 
-def test_copies_on_the_host_are_reported_in_full() -> None:
-    """A block that is stored on the host is reported with parent and tokens, though it has left the device."""
+@pytest.mark.parametrize(("tier", "medium"), [(Tier.HOST, "CPU"), (Tier.DISK, "DISK"), (Tier.REMOTE, "EXTERNAL")])
+def test_copies_are_reported_in_full(tier: Tier, medium: str) -> None:
+    """A block that is stored in a lower tier is reported with parent and tokens, though it has left the device."""
     log = EventLog(SIZE, has_lower_tiers=True)
     log.take()
     log.on_stored([b"k1", b"k2"], b"root", [1, 2, 3, 4], 0, 0)
     (stored,) = on_the_wire(log.take())
     log.on_removed([b"k2", b"k1"])
-    log.on_stored([b"k1", b"k2"], b"", [], 0, 0, tier=Tier.HOST)
+    log.on_stored([b"k1", b"k2"], b"", [], 0, 0, tier=tier)
     removed, copied = on_the_wire(log.take())
     assert (removed["block_hashes"], removed["medium"]) == ([b"k2", b"k1"], "GPU")
-    assert copied == {**stored, "medium": "CPU"}
-    log.on_removed([b"k1"], Tier.HOST)
+    assert copied == {**stored, "medium": medium}
+    log.on_removed([b"k1"], tier)
     assert on_the_wire(log.take()) == [
-        {"type": "BlockRemoved", "block_hashes": [b"k1"], "medium": "CPU", "group_idx": 0}
+        {"type": "BlockRemoved", "block_hashes": [b"k1"], "medium": medium, "group_idx": 0}
     ]
+
+
+def test_contents_of_blocks_on_a_disk_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many blocks are on a disk, contents are kept of those in memory and of a fixed number of others."""
+    monkeypatch.setattr(block_contents, "MAX_MOVING", 2)
+    log = EventLog(SIZE, has_lower_tiers=True)
+    keys = [b"k%d" % index for index in range(6)]
+    log.on_stored(keys, b"root", list(range(12)), 0, 0)
+    log.on_stored(keys, b"", [], 0, 0, tier=Tier.DISK)
+    log.on_stored(keys[:1], b"", [], 0, 0, tier=Tier.HOST)
+    log.on_removed(keys[::-1])
+    log.take()
+    log.on_stored(keys, b"", [], 0, 0, tier=Tier.REMOTE)
+    told = {key: event["token_ids"] for event in on_the_wire(log.take()) for key in event["block_hashes"]}
+    assert [bool(told[key]) for key in keys] == [True, True, True, False, False, False]
 
 
 def test_events_of_two_tiers_are_not_merged() -> None:

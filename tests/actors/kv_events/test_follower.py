@@ -21,13 +21,14 @@ from quipu.actors.kv_events.follower import (
     CacheNews,
     chain_root,
 )
-from quipu.actors.messages.tiers import Tier
+from quipu.actors.messages.tiers import LOWER_TIERS, Tier
 from quipu.actors.shared.block_keys import chain_keys
 
 SIZE = 4
 TOKENS = list(range(100, 112))
 KEYS = chain_keys(chain_root(SIZE), TOKENS, SIZE)
-MEDIA = st.sampled_from(["GPU", "CPU"])
+LOWER = ("CPU", "DISK", "EXTERNAL")
+MEDIA = st.sampled_from(["GPU", *LOWER])
 ORDER = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
 
 
@@ -135,8 +136,44 @@ def test_block_that_reaches_the_host_late() -> None:
     assert feed(stored([7], None, [], medium="CPU")).stored == [], "the block is unknown"
 
 
-def test_own_host_tier_is_understood() -> None:
-    """This server's own events about its host tier can be followed, in whatever order a block moves."""
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("CPU", {"medium": "CPU"}),
+        ("CPU", {"medium": "CPU_PINNED"}),
+        ("DISK", {"medium": "NVME"}),
+        ("DISK", {"medium": "STORAGE", "locality": "LOCAL"}),
+        ("EXTERNAL", {"medium": "STORAGE", "locality": "REMOTE"}),
+        ("EXTERNAL", {"medium": "SHARED"}),
+    ],
+    ids=str,
+)
+def test_names_of_tiers(name: str, fields: dict[str, Any]) -> None:
+    """A tier is the same by whichever of its names an engine calls it, and no other tier than that."""
+    feed = Feed()
+    feed(stored([1], None, TOKENS[:4]))
+    feed(stored([1], None, [], **fields), removed(1))
+    for other in LOWER:
+        if other != name:
+            assert feed(removed(1) | {"medium": other}).removed == []
+    assert feed(removed(1) | {"medium": name}).removed == KEYS[:1]
+
+
+def test_block_that_goes_down_tier_by_tier() -> None:
+    """A block is reported as removed once it has left the last tier; a copy's key is known from any other tier."""
+    feed = Feed()
+    feed(stored([1], None, TOKENS[:4]))
+    above = "GPU"
+    for medium in LOWER:
+        news = feed(stored([1], None, [], medium=medium), removed(1) | {"medium": above})
+        assert (news.stored, news.removed, news.num_blocks) == ([], [], 1)
+        above = medium
+    assert feed(removed(1) | {"medium": above}).removed == KEYS[:1]
+
+
+@pytest.mark.parametrize("tier", LOWER_TIERS)
+def test_own_lower_tiers_are_understood(tier: Tier) -> None:
+    """This server's own events about its lower tiers can be followed, in whatever order a block moves."""
     log, follower = EventLog(SIZE, has_lower_tiers=True), CacheFollower()
 
     def news(number: int) -> CacheNews:
@@ -149,13 +186,13 @@ def test_own_host_tier_is_understood() -> None:
     assert news(0).stored == KEYS[:2]
     log.on_removed(names[::-1])
     assert news(1).removed == KEYS[:2][::-1]
-    log.on_stored(names[:1], b"", [], 0, 0, tier=Tier.HOST)
-    log.on_stored(names[1:], b"", [], 0, 0, tier=Tier.HOST)
+    log.on_stored(names[:1], b"", [], 0, 0, tier=tier)
+    log.on_stored(names[1:], b"", [], 0, 0, tier=tier)
     assert news(2).stored == KEYS[:2]
     log.on_stored(names, b"", TOKENS[:8], 0, 0)
     log.on_removed(names)
     assert news(3).removed == []
-    log.on_removed(names, Tier.HOST)
+    log.on_removed(names, tier)
     assert news(4).removed == KEYS[:2]
 
 
@@ -178,7 +215,12 @@ def test_large_batches_are_told_in_slices() -> None:
             st.builds(
                 lambda at, count, medium: ("store", at, count, medium), st.integers(0, 7), st.integers(1, 8), MEDIA
             ),
-            st.builds(lambda at, count: ("copy", at, count, "CPU"), st.integers(0, 7), st.integers(1, 8)),
+            st.builds(
+                lambda at, count, medium: ("copy", at, count, medium),
+                st.integers(0, 7),
+                st.integers(1, 8),
+                st.sampled_from(LOWER),
+            ),
             st.builds(lambda at, medium: ("remove", at, 1, medium), st.integers(0, 15), MEDIA),
             st.just(("clear", 0, 0, "")),
         ),
@@ -186,26 +228,26 @@ def test_large_batches_are_told_in_slices() -> None:
     )
 )
 def test_slices_say_what_is_known(changes: list[tuple[str, int, int, str]]) -> None:
-    """Whatever a batch does in either tier, applying its slices in order yields the blocks that any tier has
+    """Whatever a batch does in any tier, applying its slices in order yields the blocks that any tier has
     afterwards."""
     all_keys = chain_keys(chain_root(SIZE), list(range(16 * SIZE)), SIZE)
     events: list[Any] = []
-    held: dict[str, set[int]] = {"GPU": set(), "CPU": set()}
+    held: dict[str, set[int]] = {medium: set() for medium in ("GPU", *LOWER)}
     for what, at, count, medium in changes:
         numbers = range(at, at + count)
         if what == "store":
             tokens = list(range(SIZE * at, SIZE * (at + count)))
             events.append(stored(list(numbers), at - 1 if at else None, tokens, medium=medium))
-            held[medium] |= set(numbers) if not at or at - 1 in held["GPU"] | held["CPU"] else set()
+            held[medium] |= set(numbers) if not at or at - 1 in set().union(*held.values()) else set()
         elif what == "copy":
-            events.append(stored(list(numbers), None, [], medium="CPU"))
-            held["CPU"] |= held["GPU"].intersection(numbers)
+            events.append(stored(list(numbers), None, [], medium=medium))
+            held[medium] |= set().union(*held.values()).intersection(numbers)
         elif what == "remove":
             events.append(removed(at) | {"medium": medium})
             held[medium].discard(at)
         else:
             events.append({"type": "AllBlocksCleared"})
-            held = {"GPU": set(), "CPU": set()}
+            held = {medium: set() for medium in held}
     feed, known = Feed(), set[bytes]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follower_module, "NEWS_BLOCKS", 2)
@@ -213,8 +255,8 @@ def test_slices_say_what_is_known(changes: list[tuple[str, int, int, str]]) -> N
             known = set() if news.is_cleared else known
             known -= set(news.removed)
             known |= set(news.stored)
-    assert known == {all_keys[number] for number in held["GPU"] | held["CPU"]}
-    assert news.num_blocks == len(held["GPU"]) + len(held["CPU"])
+    assert known == {all_keys[number] for number in set().union(*held.values())}
+    assert news.num_blocks == sum(map(len, held.values()))
 
 
 def test_one_event_is_bounded() -> None:
