@@ -35,8 +35,9 @@ NEWS_BLOCKS = 2048
 """Stored and removed blocks that are reported to the event loop at once: a millisecond's work there."""
 HASHED_TOKENS = 8192
 """In one call."""
-_TIERS: Final = {
-    **dict.fromkeys((None, "GPU", "DEVICE"), Tier.DEVICE),
+_TIERS: Final[dict[str | None, Tier]] = {
+    None: Tier.DEVICE,
+    **dict.fromkeys(("GPU", "DEVICE"), Tier.DEVICE),
     **dict.fromkeys(("CPU", "CPU_PINNED", "CPU_TIER1"), Tier.HOST),
     **dict.fromkeys(("DISK", "NVME", "STORAGE", "CPU_TIER2"), Tier.DISK),
     **dict.fromkeys(("EXTERNAL", "REMOTE", "NETWORK", "SHARED"), Tier.REMOTE),

@@ -89,7 +89,7 @@ def test_prompt_that_lies_on_the_host(tmp_path: Path) -> None:
         mirror = subscriber.mirror
         turns = iter(range(2000, 3000))
         subscriber.receive_while(
-            lambda: mirror.prefix_of(LONG) < 20 * BLOCK or not mirror.on_host,
+            lambda: mirror.prefix_of(LONG) < 20 * BLOCK or not mirror.lower["CPU"],
             lambda: server.complete([next(turns)] * (BLOCK + 1), max_tokens=1),
         )
         mirror.check(None)

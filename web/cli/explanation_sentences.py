@@ -27,6 +27,8 @@ REASONS = {
     "nothing": "The prompt differs from every prompt that is cached from its beginning.",
     "diverged": "From there on the prompt differs from every prompt that is cached.",
     "needs_prompt_logprobs": "The request asks for scores of its prompt, so all of it was computed.",
+    "cheaper_to_compute": "What follows is in a slower tier of the cache; to load it would have taken longer.",
+    "load_failed": "What follows was in a slower tier of the cache, but could not be loaded, or not in time.",
 }
 SOURCES = {
     "reused": "reused",

@@ -36,6 +36,8 @@ GROUPS: Final[Mapping[str, GroupColumn]] = {
     "outcome": "outcome",
 }
 _NUMBERS: Final = ("requests", "input", "cached", "hit rate", "written", "output")
+_BY_TIER: Final = {"host": "from host", "disk": "from disk", "remote": "from remote"}
+"""Columns after `cached` for the tiers that tokens were loaded from."""
 
 
 def add_usage_flags(command: argparse.ArgumentParser) -> None:
@@ -97,14 +99,16 @@ def _table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: bool) -
     named = [*(["from"] if with_bucket else []), *by]
     whole = total(lines)
     currencies = sorted(whole.amounts)
-    table = [[*named, *_NUMBERS, *map(printable, currencies)]]
+    tiers = [tier for tier in _BY_TIER if _loaded(whole, tier)]
+    titles = [*_NUMBERS[:3], *(_BY_TIER[tier] for tier in tiers), *_NUMBERS[3:]]
+    table = [[*named, *titles, *map(printable, currencies)]]
     for line in lines:
         start = [_time(line.sum.bucket)] if line.sum.bucket is not None else []
         names = [line.sum.group[GROUPS[name]] for name in by]
         shown = ["-" if name is None else printable(name) for name in names]
-        table.append([*start, *shown, *_numbers(line, currencies)])
+        table.append([*start, *shown, *_numbers(line, tiers, currencies)])
     if len(lines) != 1:
-        table.append([*["total", *[""] * len(named)][: len(named)], *_numbers(whole, currencies)])
+        table.append([*["total", *[""] * len(named)][: len(named)], *_numbers(whole, tiers, currencies)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = [
@@ -122,13 +126,22 @@ def _table(lines: Sequence[CostLine], by: Sequence[str], *, with_bucket: bool) -
         yield f"(no price, and so no cost: {', '.join(map(printable, whole.unpriced_models))})"
 
 
-def _numbers(line: CostLine, currencies: Sequence[str]) -> list[str]:
+def _loaded(line: CostLine, tier: str) -> int:
+    return {
+        "host": line.sum.cached_host_tokens,
+        "disk": line.sum.cached_disk_tokens,
+        "remote": line.sum.cached_remote_tokens,
+    }[tier]
+
+
+def _numbers(line: CostLine, tiers: Sequence[str], currencies: Sequence[str]) -> list[str]:
     one = line.sum
     rate = f"{one.cached_tokens / one.queried_tokens:.1%}" if one.queried_tokens else "-"
     counts = (one.num_requests, one.prompt_tokens, one.cached_tokens, one.cache_write_tokens, one.completion_tokens)
     requests, prompt, cached, written, output = (f"{count:,}" for count in counts)
-    cost = line.cost
-    return [requests, prompt, cached, rate, written, output, *(cost.get(currency, "-") for currency in currencies)]
+    by_tier = [f"{_loaded(line, tier):,}" for tier in tiers]
+    costs = [line.cost.get(currency, "-") for currency in currencies]
+    return [requests, prompt, cached, *by_tier, rate, written, output, *costs]
 
 
 def _time(bucket: float) -> str:

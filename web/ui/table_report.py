@@ -16,6 +16,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
+from quipu.actors.ledger.fields import TIERS
 from quipu.actors.ledger.reading import GroupColumn, LedgerRecord, Query
 
 from ..api.admin.cost_report import CostLine, columns, price_parts, split, total
@@ -27,6 +28,7 @@ GROUPS: Final[dict[str, GroupColumn]] = {"model": "model", "api_key": "key_id", 
 MAX_BUCKETS: Final = 1000
 MAX_LINES: Final = 5000
 MAX_DISPUTED: Final = 50
+_BY_TIER: Final = tuple(f"cached_{tier}_tokens" for tier in TIERS)
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of cells that a spreadsheet would compute."""
 
@@ -95,6 +97,7 @@ def _describe(line: CostLine, by: Sequence[str]) -> dict[str, Any]:
         "requests": one.num_requests,
         "prompt_tokens": one.prompt_tokens,
         "cached_tokens": one.cached_tokens,
+        **{name: getattr(one, name) for name in _BY_TIER},
         "cache_write_tokens": one.cache_write_tokens,
         "completion_tokens": one.completion_tokens,
         "reasoning_tokens": one.reasoning_tokens,

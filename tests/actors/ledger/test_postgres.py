@@ -13,6 +13,7 @@ import trio
 
 from quipu.actors.ledger.checking import verify
 from quipu.actors.ledger.database import LedgerError, make_engine, migrate
+from quipu.actors.ledger.fields import TIERS
 from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.reading import LedgerReader, LedgerRecord, Query, open_reader
 from quipu.actors.ledger.segment_files import DiskStorage
@@ -49,7 +50,8 @@ def random_record(chooser: random.Random, name: str) -> UsageRecord:
     counts = [Known(chooser.randrange(prompt)), Estimate(chooser.randrange(prompt)), UNKNOWN]
     cached = chooser.choice(counts)
     number = cached.n if isinstance(cached, Known) else 0
-    host = chooser.randrange(number + 1)
+    cuts = [0, *sorted(chooser.randrange(number + 1) for _ in TIERS[1:]), number]
+    by_tier = {tier: end - start for tier, start, end in zip(TIERS, cuts, cuts[1:], strict=False)}
     return record_of(
         name,
         tenant=chooser.choice(["acme", "bolt"]),
@@ -60,7 +62,7 @@ def random_record(chooser: random.Random, name: str) -> UsageRecord:
         closed_at=T0 + chooser.choice([0.0, 59.999999, 60.0, chooser.uniform(0, 10_000)]),
         prompt=chooser.choice([Known(prompt), UNKNOWN, Known(2**62)]),
         cached=cached,
-        cached_by_tier={"device": number - host, "host": host} if isinstance(cached, Known) else None,
+        cached_by_tier=by_tier if isinstance(cached, Known) else None,
         cache_write=chooser.choice(counts),
         disputed=chooser.random() < 0.1,
         retry_of=chooser.choice([None, None, "somebody", "request-0003", "request-0004"]),

@@ -70,6 +70,22 @@ def test_table(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_tiers(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tiers below the device that tokens were loaded from have columns of their own; what they cost is included."""
+    tiers = {"device": 8, "host": 0, "disk": 32, "remote": 8}
+    kept = keep(data_dir, [record_at(60, "r1"), record_at(61, "r2", model="big", cached_by_tier=tiers)])
+    prices = data_dir.with_name("prices.toml")
+    entry = '[[prices]]\nmodel = "big"\ncurrency = "EUR"\ninput = 0\ncached_input = 0\noutput = 0\n'
+    prices.write_text(entry + "cached_input_disk = 1000\ncached_input_remote = 100\n")
+    assert usage(*SINCE, "--by", "model", "--data-dir", kept, "--prices", str(prices)) == 0
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "model  requests  input  cached  from disk  from remote  hit rate  written  output     EUR",
+        "big           1    100      48         32            8     48.0%       48      10  0.0328",
+        "demo          1    100      48          0            0     48.0%       48      10       -",
+        "total         2    200      96         32            8     48.0%       96      20  0.0328",
+    ]
+
+
 def test_buckets_and_tenants(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line for each hour in which something closed, in UTC; `--until` is exclusive; `--tenant` narrows."""
     kept = keep(data_dir, RECORDS)

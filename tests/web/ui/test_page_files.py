@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from quipu.actors.messages.block_manager import MissReason
 from quipu.web.app import QuipuApp, make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
@@ -144,3 +145,10 @@ def test_vendored_files() -> None:
     assert noted == found
     assert "MIT License" in (VENDORED / "preact.LICENSE.txt").read_text()
     assert "Apache License" in (VENDORED / "htm.LICENSE.txt").read_text()
+
+
+def test_every_reason_of_a_miss_has_words() -> None:
+    """The playground has a sentence for each reason that an engine can give."""
+    words = (FOLDER / "explain.js").read_text()
+    known = words[words.index("const REASONS = {") : words.index("};")]
+    assert set(re.findall(r"^  (\w+):", known, re.MULTILINE)) == {reason.value for reason in MissReason}

@@ -133,6 +133,28 @@ async def test_cost(tmp_path: Path) -> None:
     assert answer["has_prices"]
 
 
+async def test_tiers(tmp_path: Path) -> None:
+    """Rows, total and export have the cached tokens of each tier, which add up to the cached ones, and their cost."""
+    tiers = {"device": 16, "host": 8, "disk": 16, "remote": 6}
+    source = BookSource([record_at(60, "r1", cached_by_tier=tiers | {"unattributed": 2}), record_at(61, "r2")])
+    entry = PRICES.split("[[prices]]")[1].replace("output = 1.5", "output = 0\ncached_input_disk = 100\n")
+    path = tmp_path / "prices.toml"
+    path.write_text(f"[[prices]]{entry}")
+    client = client_of(source=source, prices=read_prices(path))
+    _, answer = await get(client)
+    (row,) = answer["rows"]
+    named = {f"cached_{tier}_tokens": row[f"cached_{tier}_tokens"] for tier in (*tiers, "unattributed")}
+    assert sum(named.values()) == row["cached_tokens"] == 96
+    assert [named[f"cached_{tier}_tokens"] for tier in ("host", "disk", "remote", "unattributed")] == [8, 16, 6, 2]
+    assert {name: answer["total"][name] for name in named} == named
+    cost = (104 * Decimal("0.5") + 80 * Decimal("0.05") + 16 * 100) / 1_000_000
+    assert answer["total"]["cost"] == {"EUR": f"{cost}"}
+    async with client.open("GET", f"/ui/usage?{urlencode({**RANGE, 'format': 'csv'})}") as exchange:
+        await exchange.wait_started()
+        (exported,) = csv.DictReader(io.StringIO((await exchange.read()).decode()))
+    assert {name: int(exported[name]) for name in named} == named
+
+
 async def test_export(tmp_path: Path) -> None:
     """The export has the same rows, a column for each currency, and no cell that a spreadsheet would compute."""
     client = client_of(prices=prices_in(tmp_path))

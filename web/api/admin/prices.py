@@ -5,6 +5,9 @@
     currency = "EUR"
     input = 0.50                # per million tokens
     cached_input = 0.05         # default: as input
+    cached_input_host = 0.06    # loaded from the host's memory; default: as cached_input
+    cached_input_disk = 0.08    # loaded from a disk; likewise
+    cached_input_remote = 0.10  # loaded from an object store; likewise
     cache_write_5m = 0.60       # default: as input
     cache_write_1h = 1.00       # default: as input
     output = 1.50
@@ -26,6 +29,7 @@ from typing import Any, Final
 import attrs
 
 from quipu.actors.ledger.reading import Sum
+from quipu.actors.messages.tiers import LOWER_TIERS
 
 MAX_PRICES: Final = 1000
 MAX_CHANGES: Final = 100
@@ -40,6 +44,7 @@ _EXACT: Final = Context(prec=120, traps=[Inexact])
 """Raises an exception rather than round."""
 _REQUIRED: Final = ("model", "currency", "input", "output")
 _LIKE_INPUT: Final = ("cached_input", "cache_write_5m", "cache_write_1h")
+_LIKE_CACHED: Final = tuple(f"cached_input_{tier}" for tier in LOWER_TIERS)
 
 Amounts = Mapping[str, Decimal]
 """Money by currency, not rounded."""
@@ -47,6 +52,9 @@ Amounts = Mapping[str, Decimal]
 
 class PriceError(Exception):
     """A price list cannot be used. The message names the entry and the field."""
+
+
+_as_cached: Any = attrs.Factory(lambda price: price.cached_input, takes_self=True)
 
 
 @attrs.frozen(kw_only=True)
@@ -60,15 +68,22 @@ class Price:
     cache_write_5m: Decimal
     cache_write_1h: Decimal
     output: Decimal
+    cached_input_host: Decimal = _as_cached
+    cached_input_disk: Decimal = _as_cached
+    cached_input_remote: Decimal = _as_cached
     starts: float = ALWAYS
     """Unix seconds, inclusive: compared with the time at which a request was closed."""
 
     def cost(self, one: Sum) -> Decimal:
         """Return the exact cost of a sum's tokens."""
         written = one.created_5m_tokens + one.created_1h_tokens
+        loaded = one.cached_host_tokens + one.cached_disk_tokens + one.cached_remote_tokens
         parts = (
             (one.prompt_tokens - one.cached_tokens - written, self.input),
-            (one.cached_tokens, self.cached_input),
+            (one.cached_tokens - loaded, self.cached_input),  # what no tier claims, too
+            (one.cached_host_tokens, self.cached_input_host),
+            (one.cached_disk_tokens, self.cached_input_disk),
+            (one.cached_remote_tokens, self.cached_input_remote),
             (one.created_5m_tokens, self.cache_write_5m),
             (one.created_1h_tokens, self.cache_write_1h),
             (one.completion_tokens, self.output),
@@ -159,12 +174,14 @@ def _read_entry(raw: Any, where: str) -> Price:
     for name in _REQUIRED:
         if name not in raw:
             raise PriceError(f"{where}: `{name}` is required")
-    if unknown := sorted(raw.keys() - {*_REQUIRED, *_LIKE_INPUT, "from"}):
+    if unknown := sorted(raw.keys() - {*_REQUIRED, *_LIKE_INPUT, *_LIKE_CACHED, "from"}):
         raise PriceError(f"{where}: unknown field `{unknown[0]}`")
     names = [_read_name(raw[name], f"{where}: `{name}`") for name in ("model", "currency")]
     numbers = {name: _read_price(raw[name], f"{where}: `{name}`") for name in ("input", "output")}
     for name in _LIKE_INPUT:
         numbers[name] = _read_price(raw.get(name, raw["input"]), f"{where}: `{name}`")
+    for name in _LIKE_CACHED:
+        numbers[name] = _read_price(raw[name], f"{where}: `{name}`") if name in raw else numbers["cached_input"]
     starts = _read_moment(raw["from"], f"{where}: `from`") if "from" in raw else ALWAYS
     return Price(model=names[0], currency=names[1], starts=starts, **numbers)
 

@@ -21,7 +21,8 @@ const GRAPHS = [
   { name: "lag", title: "Event-loop lag", show: duration },
 ];
 const STATES = { used: "in use", pinned: "pinned", cached: "cached", free: "free" };
-const HOST_STATES = { cached: "cached", free: "free" };
+const TIERS = { host: "Host tier", disk: "Disk tier", remote: "Remote tier" };
+const SOURCES = { device: "on the device", host: "from the host", disk: "from disk", remote: "from remote", unattributed: "of no known tier" };
 const OUTCOMES = ["finished", "cancelled", "failed", "rejected"];
 const seen = { last: null, points: [] }; // outlives a look at another page
 
@@ -68,9 +69,8 @@ export function Live() {
       <section class="card">
         <h2>Pool of KV blocks</h2>
         <${Shares} label="Blocks of the pool by state" parts=${Object.entries(STATES).map(([kind, name]) => ({ kind, name, value: now.pool[kind], text: count(now.pool[kind]) }))} />
-        ${now.host && html`<h2>Host tier</h2>
-        <${Shares} label="Blocks of the host tier by state" parts=${Object.entries(HOST_STATES).map(([kind, name]) => ({ kind, name, value: now.host[kind], text: count(now.host[kind]) }))} />
-        <p class="note">${count(sumOf(samples, "kv_tier_loaded_blocks_total", { tier: "host" }))} blocks loaded, ${count(sumOf(samples, "kv_tier_failed_load_blocks_total", { tier: "host" }))} that could not be</p>`}
+        ${now.tiers.map((tier) => html`<${Tier} key=${tier.tier} ...${tier} />`)}
+        ${now.tiers.length > 0 && html`<${Hits} samples=${samples} />`}
       </section>
       <section class="card">
         <h2>Since the start</h2>
@@ -84,6 +84,27 @@ export function Live() {
       </section>
     </div>
     <${Engines} last=${seen.last} />
+  `;
+}
+
+function Tier({ tier, blocks, loaded, failed }) {
+  const parts = [["cached", "cached", blocks.used], ["free", "free", blocks.free]];
+  return html`
+    <h2>${TIERS[tier]}</h2>
+    <${Shares} label=${`Blocks of the ${tier} tier by state`} parts=${parts.map(([kind, name, value]) => ({ kind, name, value, text: count(value) }))} />
+    <p class="note" data-tier=${tier}>${count(loaded)} blocks loaded, ${count(failed)} that could not be</p>
+  `;
+}
+
+/** Where the cached tokens of prompts were, since the start. */
+function Hits({ samples }) {
+  const found = Object.entries(SOURCES).map(([tier, name]) => {
+    const value = sumOf(samples, "cached_tokens_total", { tier });
+    return { kind: { device: "reused", unattributed: "copied" }[tier] ?? tier, name, value, text: count(value) };
+  });
+  return html`
+    <h2>Prompt tokens from cache</h2>
+    <${Shares} label="Prompt tokens from cache by tier" parts=${found.filter(({ kind, value }) => value > 0 || kind === "reused")} />
   `;
 }
 

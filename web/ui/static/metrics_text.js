@@ -1,6 +1,7 @@
 // Reads the text of /metrics, and makes of two readings what happened between them. Pure functions.
 
 const LINE = /^quipu:([a-z0-9_]+)(?:\{(.*)\})? (\S+)$/;
+const LOWER_TIERS = ["host", "disk", "remote"];
 const LABEL = /([a-z_]+)="((?:[^"\\]|\\.)*)"/g;
 
 /** Return the samples by name: a list of {labels, value} each. */
@@ -37,7 +38,6 @@ export function pointOf(before, now) {
   const prompt = grown("prompt_tokens_total");
   const queried = grown("prefix_cache_queries_total"); // of which the number of cached ones is known
   const blocks = (state) => sumOf(now.samples, "kv_blocks", { state });
-  const onHost = (state) => sumOf(now.samples, "kv_tier_blocks", { tier: "host", state });
   return {
     requests: grown("requests_total") / seconds,
     // the counter of generated tokens grows when requests close: these two grow with each token
@@ -52,8 +52,19 @@ export function pointOf(before, now) {
     lag: mean("event_loop_lag_seconds"),
     worstLag: worstOf(before.samples, now.samples, "event_loop_lag_seconds_bucket"),
     pool: Object.fromEntries(["used", "pinned", "cached", "free"].map((state) => [state, blocks(state)])),
-    host: now.samples.has("kv_tier_blocks") ? { cached: onHost("used"), free: onHost("free") } : null,
+    tiers: lowerTiers(now.samples),
   };
+}
+
+/** Return the tiers below the device that the engines have, fastest first. */
+function lowerTiers(samples) {
+  const names = new Set((samples.get("kv_tier_blocks") ?? []).map(({ labels }) => labels.tier));
+  return LOWER_TIERS.filter((tier) => names.has(tier)).map((tier) => ({
+    tier,
+    blocks: Object.fromEntries(["used", "free"].map((state) => [state, sumOf(samples, "kv_tier_blocks", { tier, state })])),
+    loaded: sumOf(samples, "kv_tier_loaded_blocks_total", { tier }),
+    failed: sumOf(samples, "kv_tier_failed_load_blocks_total", { tier }),
+  }));
 }
 
 /** Return the upper bound of the highest bucket that something fell into; Infinity beyond the last, null for nothing. */

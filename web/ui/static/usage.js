@@ -5,6 +5,8 @@ import { count, money, share, utc } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { namedRanges, rangeOf, WIDTHS } from "./usage_range.js";
 
+const TIERS = { host: "From host", disk: "From disk", remote: "From remote" };
+const tokensFrom = (row, tier) => row[`cached_${tier}_tokens`];
 const GROUPS = { model: "Model", api_key: "Key", tenant: "Tenant" };
 const NAMES_AT_ONCE = 100;
 const chosen = { range: "24h", first: "", last: "", by: ["model"], tenant: "" }; // outlives a look at another page
@@ -110,6 +112,7 @@ const dayOf = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 10);
 
 function Found({ groups, times, range }) {
   const { total, has_prices: hasPrices } = groups;
+  const tiers = Object.keys(TIERS).filter((tier) => tokensFrom(total, tier) > 0);
   return html`
     <div class="cards">
       <${Figure} title="Requests" text=${count(total.requests)} />
@@ -121,15 +124,15 @@ function Found({ groups, times, range }) {
     ${total.unpriced_models.length > 0 && html`<p class="note">Without a price, and so without cost: ${total.unpriced_models.join(", ")}</p>`}
     <section class="card">
       <h2>Tokens by time, in UTC</h2>
-      <${Timeline} rows=${times.rows} range=${range} />
+      <${Timeline} rows=${times.rows} range=${range} tiers=${tiers} />
       <details>
         <summary>As a table</summary>
-        <${Table} rows=${times.rows} by=${[]} withStart hasPrices=${hasPrices} label="By time" />
+        <${Table} rows=${times.rows} by=${[]} withStart tiers=${tiers} hasPrices=${hasPrices} label="By time" />
       </details>
     </section>
     <section class="card">
       <h2>${groups.by.length ? `By ${groups.by.map((name) => GROUPS[name].toLowerCase()).join(", ")}` : "All together"}</h2>
-      <${Table} rows=${groups.rows} by=${groups.by} hasPrices=${hasPrices} label="By group" />
+      <${Table} rows=${groups.rows} by=${groups.by} tiers=${tiers} hasPrices=${hasPrices} label="By group" />
     </section>
     <section class="card">
       <h2>Disputed accounts</h2>
@@ -142,7 +145,9 @@ function Figure({ title, text }) {
   return html`<section class="card graph" data-figure=${title}><h2>${title}</h2><p class="big">${text}</p></section>`;
 }
 
-function Timeline({ rows, range }) {
+function Timeline({ rows, range, tiers }) {
+  const kinds = ["reused", ...tiers, "computed", "output"];
+  const names = [tiers.length ? "prompt, from the device's cache" : "prompt, from cache", ...tiers.map((tier) => `prompt, ${TIERS[tier].toLowerCase()}`), "prompt, computed", "completion"];
   const width = WIDTHS[range.bucket];
   const first = Math.floor(range.since / width) * width;
   const byStart = new Map(rows.map((row) => [row.start, row]));
@@ -150,18 +155,25 @@ function Timeline({ rows, range }) {
   let start = first;
   for (; start < range.until; start += width) {
     const row = byStart.get(start);
-    const parts = row ? [row.cached_tokens, row.prompt_tokens - row.cached_tokens, row.completion_tokens] : [0, 0, 0];
-    bars.push({ parts, title: `${utc(start)} UTC: ${count(parts[0])} from cache, ${count(parts[1])} computed, ${count(parts[2])} completion tokens` });
+    const parts = row ? partsOf(row, tiers) : kinds.map(() => 0);
+    bars.push({ parts, title: `${utc(start)} UTC, tokens: ${parts.map((part, at) => `${count(part)} ${names[at]}`).join("; ")}` });
   }
   const detail = { "1m": "time", "1h": "", "1d": "day" }[range.bucket];
   const ticks = [0, 1, 2, 3, 4].map((at) => utc(first + ((start - first) * at) / 4, detail));
   return html`
-    <${StackedBars} bars=${bars} kinds=${["reused", "computed", "output"]} unit="tokens" ticks=${ticks} label="Tokens by time, in UTC; the table below has the numbers" />
+    <${StackedBars} bars=${bars} kinds=${kinds} unit="tokens" ticks=${ticks} label="Tokens by time, in UTC; the table below has the numbers" />
     <p class="facts">
-      <span><i class="key is-reused"></i>prompt, from cache</span><span><i class="key is-computed"></i>prompt, computed</span><span><i class="key is-output"></i>completion</span>
+      ${kinds.map((kind, at) => html`<span key=${kind}><i class=${`key is-${kind}`}></i>${names[at]}</span>`)}
       <span>a bar is ${{ "1m": "a minute", "1h": "an hour", "1d": "a day" }[range.bucket]}</span>
     </p>
   `;
+}
+
+/** Return the tokens of a bar: from cache, of which those from lower tiers are apart, computed, and completion. */
+function partsOf(row, tiers) {
+  const loaded = tiers.map((tier) => tokensFrom(row, tier));
+  const rest = row.cached_tokens - loaded.reduce((sum, tokens) => sum + tokens, 0);
+  return [rest, ...loaded, row.prompt_tokens - row.cached_tokens, row.completion_tokens];
 }
 
 /** A key by its name, with its id, since names may be given twice. */
@@ -170,19 +182,22 @@ function Group({ name, value }) {
   return known ? html`${known} <small class="id">${value}</small>` : html`${value ?? "–"}`;
 }
 
-function Table({ rows, by, withStart = false, hasPrices, label }) {
+function Table({ rows, by, withStart = false, tiers, hasPrices, label }) {
   if (!rows.length) return html`<p class="note">No request has ended in this time.</p>`;
   return html`
     <div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
       <thead><tr>
         ${withStart && html`<th>From (UTC)</th>`}${by.map((name) => html`<th key=${name}>${GROUPS[name]}</th>`)}
-        <th class="n">Requests</th><th class="n">Prompt</th><th class="n">Cached</th><th class="n">Share</th><th class="n">Written</th><th class="n">Completion</th>
+        <th class="n">Requests</th><th class="n">Prompt</th><th class="n">Cached</th>
+        ${tiers.map((tier) => html`<th key=${tier} class="n">${TIERS[tier]}</th>`)}
+        <th class="n">Share</th><th class="n">Written</th><th class="n">Completion</th>
         ${hasPrices && html`<th class="n">Cost</th>`}<th class="n">Disputed</th>
       </tr></thead>
       <tbody>
         ${rows.map((row, at) => html`<tr key=${at}>
           ${withStart && html`<td>${utc(row.start)}</td>`}${by.map((name) => html`<td key=${name}><${Group} name=${name} value=${row[name]} /></td>`)}
           <td class="n">${count(row.requests)}</td><td class="n">${count(row.prompt_tokens)}</td><td class="n">${count(row.cached_tokens)}</td>
+          ${tiers.map((tier) => html`<td key=${tier} class="n">${count(tokensFrom(row, tier))}</td>`)}
           <td class="n">${share(row.cached_tokens, row.queried_tokens)}</td><td class="n">${count(row.cache_write_tokens)}</td><td class="n">${count(row.completion_tokens)}</td>
           ${hasPrices && html`<td class="n">${money(row.cost)}</td>`}<td class="n">${count(row.disputed)}</td>
         </tr>`)}

@@ -40,6 +40,28 @@ def test_defaults_and_decimals(tmp_path: Path) -> None:
     price = price_of(read(tmp_path, ENTRY + "cached_input = 0.01\n"))
     assert (price.input, price.cached_input, price.output) == (Decimal("0.1"), Decimal("0.01"), Decimal("0.3"))
     assert price.cache_write_5m == price.cache_write_1h == price.input
+    assert price.cached_input_host == price.cached_input_disk == price.cached_input_remote == price.cached_input
+
+
+def test_tiers_have_their_prices(tmp_path: Path) -> None:
+    """Cached tokens cost what their tier does: a tier without a price of its own, or no known tier, as cached input."""
+    entry = 'model = "demo"\ncurrency = "EUR"\ninput = 1\ncached_input = 10\ncached_input_disk = 100\noutput = 0\n'
+    tiers = {"cached_device_tokens": 2, "cached_host_tokens": 3, "cached_disk_tokens": 5, "cached_remote_tokens": 7}
+    one = Sum(prompt_tokens=41, cached_tokens=28, cached_unattributed_tokens=11, **tiers)
+    price = price_of(read(tmp_path, entry))
+    assert price.cost(one) == Decimal(13 * 1 + (2 + 3 + 7 + 11) * 10 + 5 * 100) / 1_000_000
+    price = price_of(read(tmp_path, entry + "cached_input_host = 1000\ncached_input_remote = 10000\n"))
+    assert price.cost(one) == Decimal(13 * 1 + (2 + 11) * 10 + 3 * 1000 + 5 * 100 + 7 * 10_000) / 1_000_000
+
+
+def test_tiers_are_priced_within_the_cached_tokens(tmp_path: Path) -> None:
+    """Where every tier costs the same, the tiers make no difference, whatever share of the tokens each has."""
+    price = price_of(read(tmp_path, ENTRY + "cached_input = 0.01\n"))
+    costs = {
+        price.cost(Sum(prompt_tokens=100, cached_tokens=64, **{f"cached_{tier}_tokens": 48}))
+        for tier in ("device", "host", "disk", "remote", "unattributed")
+    }
+    assert costs == {price.cost(Sum(prompt_tokens=100, cached_tokens=64))}
 
 
 def test_each_kind_of_token_has_its_price(tmp_path: Path) -> None:
@@ -85,6 +107,8 @@ def test_prices_change(tmp_path: Path) -> None:
         (f"[[prices]]\n{ENTRY.replace('0.1', '1e-30')}", "prices[0]: `input` must have at most"),
         (f"[[prices]]\n{ENTRY.replace('0.1', '1e9999999999999999999')}", "prices"),
         (f"[[prices]]\n{ENTRY.replace('demo', '')}", "prices[0]: `model` must be 1 to"),
+        (f"[[prices]]\n{ENTRY}cached_input_device = 3", "prices[0]: unknown field `cached_input_device`"),
+        (f"[[prices]]\n{ENTRY}cached_input_disk = -1", "prices[0]: `cached_input_disk` must be between 0"),
         (f"[[prices]]\n{ENTRY}from = 3", "prices[0]: `from` must be a date"),
         (f"[[prices]]\n{ENTRY}[[prices]]\n{ENTRY}", "two prices of model 'demo' have the same `from`"),
         ("[[prices", "prices.toml"),
