@@ -260,7 +260,7 @@ def test_names_are_listed(place: Place) -> None:
     path, content = next(iter(place.objects.items()))
     place.put("README", content)
     place.put(f"{store.names.folder}/README", content)
-    place.put(path[:-4] + "0000", b"x")  # a name like ours, but not its size
+    place.put(path[:-28] + "0000" + path[-24:], b"x")  # a name like ours, but not its size
     index = RemoteIndex(store.names)
     index.begin_listing(0)
     for page in store.list_names():
