@@ -156,6 +156,11 @@ async def open_runtime(
             block_size=config.engine.block_size,
             prefill_budget=config.engine.max_num_batched_tokens,
             affinity_tokens=config.affinity_tokens,
+            tier_weights={
+                Tier.HOST: config.host_cache_hit_weight,
+                Tier.DISK: config.disk_cache_hit_weight,
+                Tier.REMOTE: config.remote_cache_hit_weight,
+            },
         )
     )
     entry_store.cache.held_by = route_store.held_blocks

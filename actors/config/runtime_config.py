@@ -185,6 +185,34 @@ class RuntimeConfig:
         "id in Anthropic's metadata) is served by the engine that served it last",
         group="router",
     )
+    host_cache_hit_weight: float = setting(
+        0.75,
+        "--router-host-cache-hit-weight",
+        minimum=0,
+        maximum=1,
+        metavar="WEIGHT",
+        help="what a cached block in an engine's tier in the host's memory is worth to the router, where one on the "
+        "device is worth 1",
+        group="router",
+    )
+    disk_cache_hit_weight: float = setting(
+        0.25,
+        "--router-disk-cache-hit-weight",
+        minimum=0,
+        maximum=1,
+        metavar="WEIGHT",
+        help="the same of a block on an engine's disk",
+        group="router",
+    )
+    remote_cache_hit_weight: float = setting(
+        0.1,
+        "--router-remote-cache-hit-weight",
+        minimum=0,
+        maximum=1,
+        metavar="WEIGHT",
+        help="the same of a block in the object store, which every engine can load",
+        group="router",
+    )
     stats_window_s: float = setting(
         3600.0,
         "--stats-window",

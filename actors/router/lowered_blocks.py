@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from ..messages.tiers import LOWER_TIERS, Tier
-from .key_index import KeyIndex
+from .key_index import KeyIndex, Match
 
 
 class LoweredBlocks:
@@ -54,6 +54,39 @@ class LoweredBlocks:
         """Note blocks that are on the device, or nowhere."""
         for tier in self._tiers.get(slot, ()):
             self._by_tier[tier].remove(slot, keys)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether any engine has told of a lower tier."""
+        return bool(self._tiers)
+
+    def leading_above(self, tier: Tier, keys: Sequence[bytes], matches: Sequence[Match]) -> list[Match] | None:
+        """Return how many leading blocks of a prompt each engine has in faster tiers than this one.
+
+        `matches` says how many each has in any. None: no engine has told of this tier.
+        """
+        if not any(tier in told for told in self._tiers.values()):
+            return None
+        indexes = [self._by_tier[other] for other in LOWER_TIERS[LOWER_TIERS.index(tier) :]]
+        found: list[Match] = []
+
+        def search(low: int, high: int, slots: int) -> None:
+            """Find where between `low` and `high` each engine's blocks go on in slower tiers."""
+            if low == high:
+                found.append(Match(low, slots))
+                return
+            middle = (low + high + 1) // 2
+            lower = 0
+            for index in indexes:
+                lower |= index.holders(keys[middle - 1])
+            if slots & ~lower:
+                search(middle, high, slots & ~lower)
+            if slots & lower:
+                search(low, middle - 1, slots & lower)
+
+        for match in matches:
+            search(0, match.num_blocks, match.slots)
+        return found
 
     def num_by_tier(self, slot: int, keys: Sequence[bytes]) -> dict[str, int]:
         """Return how many of these blocks of one chain, which an engine holds, are in each lower tier.

@@ -41,7 +41,8 @@ class Choice:
 
     num_tokens: int
     overlap: Column
-    """By slot, tokens of the prompt that the engine holds, or is about to."""
+    """By slot, what the engine holds of the prompt, or is about to, is worth: as many tokens as it saves to compute,
+    less what it costs to load them."""
     loads: EngineLoads
     in_use: npt.NDArray[np.bool_]
     block_size: int

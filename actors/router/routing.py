@@ -18,17 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..messages.tiers import Tier
-from .key_index import KeyIndex, Match
+from .key_index import KeyIndex
 from .loads import Column, EngineLoads
 from .lowered_blocks import LoweredBlocks
+from .overlaps import TIER_WEIGHTS, Overlap, raise_to, weigh
 from .policies import POLICIES, Choice
 from .sent_prompts import SentPrompt, SentPrompts
 
 MAX_AFFINITIES = 1 << 16
 """Clients of whom it is remembered where they were served; then the oldest is forgotten."""
-
-FEW_SLOTS = 8
-"""As many slots of a mask are looked at one by one; of more, an array is made."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -55,14 +53,18 @@ class Routing:
         block_size: int,
         prefill_budget: int,
         affinity_tokens: int = 512,
+        tier_weights: Mapping[Tier, float] = TIER_WEIGHTS,
         seed: int | None = None,
     ) -> None:
-        """`policy`: a name of POLICIES. `prefill_budget`: tokens of an engine's step."""
+        """`policy`: a name of POLICIES. `prefill_budget`: tokens of an engine's step. `tier_weights`: what a
+        block in each lower tier is worth, where one on the device is worth 1.
+        """
         self._choose = POLICIES[policy]
         self.looks_at_caches = policy in ("prefix", "dynamo")
         self._block_size = block_size
         self._prefill_budget = prefill_budget
         self._affinity_tokens = affinity_tokens
+        self._tier_weights = tier_weights
         self._rng = random.Random(seed)  # noqa: S311 - balances load, guards nothing
         self._affinities: OrderedDict[bytes, int] = OrderedDict()
         self._num_routed = 0
@@ -189,7 +191,7 @@ class Routing:
         slots: Sequence[int] | None,
         rng: random.Random,
     ) -> tuple[int, Column]:
-        """Return an engine's slot for a prompt, and how many tokens of it each engine holds."""
+        """Return an engine's slot for a prompt, and how many tokens of it each engine would find."""
         loads, size = self.loads, self._block_size
         in_use = loads.in_use if slots is None else loads.only(slots)
         if not in_use.any():
@@ -198,12 +200,21 @@ class Routing:
         if self.looks_at_caches:
             num_reusable = (num_tokens - 1) // size  # the last token is always computed
             reusable = keys if len(keys) <= num_reusable else keys[:num_reusable]
-        overlap = np.zeros(len(loads.in_use))
+        overlap = self.overlap(reusable)
+        return self.choose(num_tokens, overlap.worth * size, in_use, affinity, size, rng), overlap.held * size
+
+    def overlap(self, reusable: Sequence[bytes]) -> Overlap:
+        """Return what the engines hold of a prompt's blocks, or are about to."""
+        held = worth = np.zeros(len(self.loads.in_use))
         if reusable:
-            _raise(overlap, self.index.match(reusable))
-            _raise(overlap, self.sent.match(reusable))
-            overlap *= size
-        return self.choose(num_tokens, overlap, in_use, affinity, size, rng), overlap
+            matches, sent = self.index.match(reusable), self.sent.match(reusable)
+            raise_to(held, matches)
+            if self.lowered.is_in_use:
+                overlap = weigh(self.lowered, reusable, matches, held, self._tier_weights)
+                held, worth = overlap.held, overlap.worth
+                raise_to(worth, sent)
+            raise_to(held, sent)
+        return Overlap(held, worth)
 
     def choose(
         self,
@@ -214,7 +225,8 @@ class Routing:
         block_size: int,
         rng: random.Random | None = None,
     ) -> int:
-        """Return one of the slots `in_use` for a prompt. `overlap`: by slot, tokens of it that the engine holds."""
+        """Return one of the slots `in_use` for a prompt. `overlap`: by slot, what is held of it is worth, in
+        tokens."""
         preferred = None if affinity is None else self._affinities.get(affinity)
         return self._choose(
             Choice(
@@ -268,19 +280,3 @@ class Routing:
         self._affinities.move_to_end(affinity)
         if len(self._affinities) > MAX_AFFINITIES:
             self._affinities.popitem(last=False)
-
-
-def _raise(overlap: Column, matches: list[Match]) -> None:
-    """Raise each engine's overlap to what was found of it."""
-    for match in matches:
-        slots, num_blocks = match.slots, match.num_blocks
-        if slots.bit_count() > FEW_SLOTS:
-            data = np.frombuffer(slots.to_bytes(-(-len(overlap) // 8), "little"), np.uint8)
-            held = np.unpackbits(data, count=len(overlap), bitorder="little")
-            np.maximum(overlap, num_blocks, out=overlap, where=held.view(np.bool_))
-            continue
-        while slots:
-            slot = slots.bit_length() - 1
-            slots ^= 1 << slot
-            if overlap[slot] < num_blocks:
-                overlap[slot] = num_blocks
