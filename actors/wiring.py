@@ -131,9 +131,8 @@ async def open_runtime(
     texts: Channel[DetokenizerMessage] = Channel(config.report_slots)
     sequences = LiveSequences(routes, config.submit_slots, resumes=config.on_engine_death == "resume")
     engines = EnginePool()
-    lower_tiers = [Tier.HOST] if config.engine.kv_host_memory is not None else []
     name = config.model_names[0] if config.model_names else "upstream"
-    metrics = Metrics(name, config.num_engines, lower_tiers=lower_tiers)
+    metrics = Metrics(name, config.num_engines, lower_tiers=[Tier(name) for name in config.engine.lower_tiers])
     desk = RequestDesk(
         info,
         encoder=encodes,

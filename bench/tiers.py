@@ -25,6 +25,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,9 +44,11 @@ from quipu.actors.channel import Channel
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import Engine, EngineNews
 from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.shared.block_keys import chain_keys
 
 BLOCK_SIZE = 16
@@ -84,6 +87,8 @@ class DrivenEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.engine = Engine(config, load_executor(config))
         self.reports: Channel[EngineNews] = Channel(8)
+        self.num_moved: Counter[tuple[str, str]] = Counter()
+        """Blocks that were stored in a tier, and loaded from it."""
         self._next_id = 1
 
     async def ask(self, *prompts: list[int], max_tokens: int = 1) -> list[Served]:
@@ -104,6 +109,9 @@ class DrivenEngine:
                 if not isinstance(report, StepReport):
                     continue
                 now = time.perf_counter() - started
+                for tier in report.tiers:
+                    self.num_moved["stored", tier.tier.value] += tier.num_stored
+                    self.num_moved["loaded", tier.tier.value] += tier.num_loaded
                 num_steps += bool(report.span_ids)
                 for index, sequence_id in enumerate(report.admitted_ids):
                     tiers = report.admitted_tiers[index] if report.admitted_tiers else None
@@ -124,6 +132,7 @@ async def running(config: EngineConfig) -> AsyncIterator[DrivenEngine]:
         nursery.start_soon(driven.engine.run, driven.reports)
         yield driven
         nursery.cancel_scope.cancel()
+    driven.engine.close()
     driven.engine.executor.backend.close()
 
 
@@ -177,8 +186,7 @@ async def measure_stores(folder: Path, sizes: Sizes, executor: str) -> list[dict
             prefill.append({engine: _step_s(await engine.ask(prompt)) for engine in order})
             several = [prompts.next(BLOCK_SIZE) for _ in range(NUM_DECODING)]
             decode.append({engine: _step_s(await engine.ask(*several, max_tokens=sizes.decode)) for engine in order})
-        num_stored = storing.engine.host_store
-        assert num_stored is not None and sum(header is not None for header in num_stored.headers) > num_blocks // 2
+        assert _num_on_host(storing.engine) > num_blocks // 2
     rows = []
     for name, pairs in (("store_prefill", prefill), (f"store_decode_{NUM_DECODING}", decode)):
         rows.append(
@@ -240,11 +248,19 @@ async def measure_first_token(folder: Path, sizes: Sizes, executor: str) -> dict
 
 async def _settle(engine: DrivenEngine, num_stored: int) -> None:
     """Run steps that evict nothing until so many blocks have been stored: of all prompts that were served."""
-    store = engine.engine.host_store
-    assert store is not None
     with trio.fail_after(60):
-        while sum(header is not None for header in store.headers) < num_stored:
+        while _num_on_host(engine.engine) < num_stored:
             await engine.ask([1])
+
+
+def _host_store(engine: Engine) -> HostStore:
+    store = None if engine.carrier is None else engine.carrier.stores[Tier.HOST]
+    assert isinstance(store, HostStore)
+    return store
+
+
+def _num_on_host(engine: Engine) -> int:
+    return sum(header is not None for header in _host_store(engine).headers)
 
 
 def _copy_s(engine: Engine, num_blocks: int) -> float:
@@ -253,8 +269,7 @@ def _copy_s(engine: Engine, num_blocks: int) -> float:
     The bytes that the blocks had are put back.
     """
     backend = engine.executor.backend
-    store = engine.host_store
-    assert store is not None
+    store = _host_store(engine)
     blocks = list(range(1, num_blocks + 1))
     kept = backend.allocate_on_host(num_blocks)
     backend.read_blocks(blocks, kept)

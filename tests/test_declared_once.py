@@ -20,7 +20,15 @@ from scripts.declared_tables import outdated
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("actors", "kernels", "web")
 DECLARING = tuple(
-    map(Path, ("actors/config/runtime_config.py", "actors/config/engine_config.py", "actors/config/cluster_config.py"))
+    map(
+        Path,
+        (
+            "actors/config/runtime_config.py",
+            "actors/config/engine_config.py",
+            "actors/config/tier_settings.py",
+            "actors/config/cluster_config.py",
+        ),
+    )
 )
 ADDED = (
     (

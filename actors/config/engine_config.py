@@ -10,6 +10,7 @@ from __future__ import annotations
 import attrs
 
 from .declarations import REQUIRED, setting
+from .tier_settings import TierSettings
 
 DEFAULT_BLOCK_SIZE = 16
 VLLM_BLOCK_SIZE = 32
@@ -38,7 +39,7 @@ class KvEventsConfig:
 
 
 @attrs.frozen(kw_only=True)
-class EngineConfig:
+class EngineConfig(TierSettings):
     model_path: str
     """A folder in the Hugging Face layout."""
     dtype: str = setting(
@@ -106,14 +107,6 @@ class EngineConfig:
         metavar="SIZE",
         help="memory for the KV cache of each engine, for example 4GiB",
         resolved="room for sixteen of the longest prompts, in 4GiB or less; docs/operate/loading.md",
-    )
-    kv_host_memory: int | None = setting(
-        None,
-        "--kv-host-memory",
-        reader="size",
-        metavar="SIZE",
-        help="host memory of each engine for KV blocks evicted from the device, where later prompts find them, for "
-        "example 16GiB (docs/operate/host-tier.md)",
     )
     memory_utilization: float | None = setting(
         None,

@@ -1,4 +1,4 @@
-"""The engine: scheduler, KV-block manager and executor, and the mover if there is a host tier, restarted as one group.
+"""The engine: scheduler, KV-block manager and executor, and the mover if there are lower tiers, restarted as one group.
 
 `Engine` connects them. `LoopHost` runs them in the web side's own loop, for tests and simulation; when serving,
 `engine_server.py` runs them in a process of their own. Only this module imports the executor, and torch with it.
@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -27,14 +26,12 @@ from ..messages.mover import MoveNews, MoverMessage
 from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
 from .block_manager.actor import answer_look_ups, end_moves, run_block_manager
-from .block_manager.host_index import HostIndex
 from .block_manager.reservation import BlockManager
 from .executor.actor import delay_of_moves, run_executor, wait_until_idle
-from .executor.loading import check_host_memory, load_executor, numerics_of
+from .executor.loading import load_executor, numerics_of
 from .executor.step_runner import Executor
 from .mover.actor import run_mover
-from .mover.block_header import numerics_digest
-from .mover.host_store import HostStore
+from .open_tiers import open_tiers
 from .scheduler.actor import SchedulerMessage, run_scheduler
 from .scheduler.config import SchedulerConfig
 from .scheduler.planning import Batcher
@@ -45,9 +42,6 @@ if TYPE_CHECKING:
 
 PLAN_SLOTS = 4
 """Messages of one kind that may wait between two of the actors: more than are ever in flight."""
-STEPS_STORED_AHEAD = 2
-"""How many of the largest steps may evict blocks while a copy to the host is under way, until one evicts what has no
-copy."""
 
 
 EngineNews = StepReport | LookedUp
@@ -60,8 +54,7 @@ class Engine:
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
         """Raises KvEventsError if KV events are configured and their sockets cannot be opened.
 
-        If there is to be a host tier, raises ValueError if it would not hold a block or there is no memory for it, and
-        MemoryError if none can be had.
+        Raises what `open_tiers` raises.
         """
         self.executor = executor
         pool = executor.backend.memory_plan
@@ -70,9 +63,9 @@ class Engine:
         if config.kv_events is not None:
             from ..kv_events.publisher import EventPublisher  # loads ZeroMQ
 
-            events = EventLog(config.block_size, has_lower_tiers=config.kv_host_memory is not None)
+            events = EventLog(config.block_size, has_lower_tiers=bool(config.lower_tiers))
             self.events = EventPublisher(config.kv_events, events)
-        num_host_blocks = num_host_blocks_of(config.kv_host_memory, pool.block_bytes)
+        opened = open_tiers(config, executor)
         self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
@@ -81,11 +74,11 @@ class Engine:
             step_overhead_tokens=config.step_overhead_tokens,
             watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
             max_pinned_share=config.max_pinned_share,
-            host_index=HostIndex(num_host_blocks) if num_host_blocks else None,
-            num_stored_ahead=STEPS_STORED_AHEAD * -(-config.max_num_batched_tokens // config.block_size),
+            tiers=opened.plan,
             observers=[] if events is None else [events],
         )
-        self.host_store = open_host_store(config, executor, num_host_blocks) if num_host_blocks else None
+        self.carrier = opened.carrier
+        self._write_rate = opened.write_rate
         self._scheduler_config = SchedulerConfig(
             block_size=config.block_size,
             num_blocks=pool.num_blocks,
@@ -138,19 +131,22 @@ class Engine:
         async with trio.open_nursery() as nursery:
             flush_events = self.events.flush if self.events is not None else None
             moves: Channel[MoverMessage] | None = None
-            if self.host_store is not None and self.block_manager.host is not None:
+            if self.carrier is not None and self.block_manager.tiers is not None:
                 moves, moved = Channel(PLAN_SLOTS), Channel[MoveNews](PLAN_SLOTS)
-                nursery.start_soon(end_moves, self.block_manager.host, moved, self.inbox, moves, flush_events)
-                nursery.start_soon(run_mover, self.host_store, moves, plans, moved, delay_of_moves(self.executor))
+                nursery.start_soon(end_moves, self.block_manager.tiers, moved, self.inbox, moves, flush_events)
+                delay = delay_of_moves(self.executor)
+                nursery.start_soon(run_mover, self.carrier, moves, plans, moved, delay, self._write_rate)
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)
             nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
             nursery.start_soon(run_executor, self.executor, plans, self.inbox, moves)
 
-    def close_events(self) -> None:
-        """Close the sockets for KV events, if there are any. To be called once the actors have ended."""
+    def close(self) -> None:
+        """Close the sockets for KV events and the files of tiers. To be called once the actors have ended."""
         if self.events is not None:
             self.events.close()
+        if self.carrier is not None:
+            self.carrier.close()
 
     def heartbeat(self) -> Heartbeat:
         """Return which step is running, and for how long."""
@@ -179,36 +175,6 @@ class Engine:
             activations=capabilities.activations,
             library=capabilities.library,
         )
-
-
-def num_host_blocks_of(num_bytes: int | None, block_bytes: int) -> int:
-    """Return how many blocks a host tier of `num_bytes` holds; None: there is to be none.
-
-    Raises ValueError for too few bytes, or more than there are.
-    """
-    if num_bytes is None:
-        return 0
-    check_host_memory(num_bytes)
-    if num_bytes < block_bytes:
-        raise ValueError(f"kv_host_memory={num_bytes} holds no block: one has {block_bytes} bytes")
-    return num_bytes // block_bytes
-
-
-def open_host_store(config: EngineConfig, executor: Executor, num_blocks: int) -> HostStore:
-    """Allocate the host tier. Raises MemoryError."""
-    backend = executor.backend
-    plan = backend.memory_plan
-    weights = json.dumps([config.model_path, config.load_format, config.quantization])
-    return HostStore(
-        backend,
-        executor.tags,
-        backend.allocate_on_host(num_blocks),
-        [None] * num_blocks,
-        block_size=plan.block_size,
-        block_bytes=plan.block_bytes,
-        numerics=numerics_digest(numerics_of(backend.capabilities), weights, plan.block_size, plan.block_bytes),
-        is_fatal=executor.is_fatal,
-    )
 
 
 class LoopHost:
@@ -251,7 +217,7 @@ class LoopHost:
             death = Death(f"{type(error).__name__}: {error}", step_ids=step_ids)
         finally:
             self.engine = None
-            engine.close_events()
+            engine.close()
             engine.executor.close()
         return death
 

@@ -158,7 +158,7 @@ def main(argv: list[str]) -> int:
     try:
         trio.run(serve_until_unwanted, admission, engine, way, float(beat_s))
     finally:
-        engine.close_events()
+        engine.close()
         log_writer.drain()
     return 0
 

@@ -118,6 +118,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     unpublished, since the KV may hold NaN too."""
     candidate_pins: dict[int, tuple[Pin, ...]] = {}
     """Prefixes to pin, by candidate that asks for any."""
+    candidate_tenants: dict[int, str] = {}
+    """Tenants of candidates, if there are quotas for any."""
     returned_ids: list[int] = []
     """Those of `free_sequence_ids` whose admission was undone because its first step failed. What was loaded for them
     counts as loaded at their next one."""

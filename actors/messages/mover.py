@@ -1,7 +1,7 @@
-"""What the mover receives, and what it answers: copies of blocks between the device and the host.
+"""What the mover receives, and what it answers: copies of blocks between the tiers of the KV cache.
 
-The block manager requests moves; the answers go back to it. For each of its n blocks, a move names the block on the
-device, the slot in the host tier, and the key of the contents.
+The block manager requests moves; the answers go back to it. For each of its n blocks, a move names where it lies, where
+it is to lie, and the key of the contents.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     """Consecutive number, repeated in the answer."""
     source: Tier
     target: Tier
-    blocks: list[int]
-    """Physical blocks on the device. If the device is the target, they are held until the answer arrives."""
-    slots: list[int]
-    """Slots in the host tier, held until the answer arrives in either direction."""
+    sources: list[int]
+    """Slots of the source, which are held until the answer arrives; if it is the device, physical blocks, not held."""
+    targets: list[int]
+    """Slots of the target, or physical blocks, held until the answer arrives."""
     keys: list[bytes]
     """Chain keys of the contents that the source should have."""
 
@@ -31,18 +31,22 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
     """All blocks of a move were copied. The executor has tagged those on the device."""
 
     number: int
+    seconds: float = 0.0
+    """How long the copy took."""
 
 
 class MoveFailed(msgspec.Struct, frozen=True, gc=False):
-    """Some blocks of a move were not copied; on the way to the host, because they were evicted first, for example."""
+    """Some blocks of a move were not copied; those from the device, because they were evicted first, for example."""
 
     number: int
     moved: list[int]
     """Indexes of the blocks that were copied."""
     wrong: dict[int, LoadFailure]
-    """Blocks on the host that are missing or corrupt, by index."""
+    """Blocks that are missing or corrupt in the source, by index."""
     error: str | None = None
     """The exception that was raised, if any."""
+    lost_tier: Tier | None = None
+    """The tier whose memory has failed, so that it is of no use any more."""
 
 
 class MoveLate(msgspec.Struct, frozen=True, gc=False):
@@ -51,12 +55,40 @@ class MoveLate(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
+class ClearTier(msgspec.Struct, frozen=True, gc=False):
+    """Make sure that a later life of the engine finds nothing of what a tier holds now. Not answered."""
+
+    tier: Tier
+
+
+class ListTier(msgspec.Struct, frozen=True, gc=False):
+    """Find out what a tier that other servers share holds. Answered by `ListedPage`, the last of which says so, or by
+    `ListingFailed`."""
+
+    tier: Tier
+
+
+class ListedPage(msgspec.Struct, frozen=True, gc=False):
+    """Names that a listing has found."""
+
+    names: list[bytes]
+    is_last: bool
+    """The listing is complete with this one."""
+
+
+class ListingFailed(msgspec.Struct, frozen=True, gc=False):
+    """A listing has ended without its last page."""
+
+    error: str
+
+
 class BarrierPassed(msgspec.Struct, frozen=True, gc=False):
     """The executor has run every plan that was sent before a `Barrier`."""
 
     number: int
 
 
-MoverMessage = Move | BarrierPassed
+MoverRequest = Move | ClearTier | ListTier
+MoverMessage = MoverRequest | BarrierPassed
 MoveResult = Moved | MoveFailed
-MoveNews = MoveResult | MoveLate
+MoveNews = MoveResult | MoveLate | ListedPage | ListingFailed

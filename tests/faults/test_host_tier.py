@@ -12,7 +12,7 @@ from quipu.actors.engine.engine import Engine
 from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.mover.actor import LOAD_TIMEOUT_S
 from quipu.actors.engine.mover.host_store import HostStore
-from quipu.actors.messages.tiers import LoadFailure
+from quipu.actors.messages.tiers import LoadFailure, Tier
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
 from quipu.kernels.fake import Dials
@@ -35,8 +35,10 @@ def slot_of(client: Client, index: int) -> int:
 
 
 def store_of(client: Client) -> HostStore:
-    store = client.engine.host_store
-    assert store is not None
+    carrier = client.engine.carrier
+    assert carrier is not None
+    store = carrier.stores[Tier.HOST]
+    assert isinstance(store, HostStore)
     return store
 
 
@@ -236,7 +238,7 @@ async def test_load_that_hangs(autojump_clock: trio.abc.Clock) -> None:
             late_at = trio.current_time()
             await ask(other)
             assert trio.current_time() - late_at < 1, "it waited behind the load"
-            host = client.engine.block_manager.host
+            host = client.engine.block_manager.tiers
             assert host is not None
             assert [len(table) for table in host.loads.tables()] == [12]
             await trio.sleep(3 * LOAD_TIMEOUT_S)
@@ -264,7 +266,7 @@ async def test_client_leaves_during_a_load(autojump_clock: trio.abc.Clock) -> No
         ticket = client.open(LONG)
         await ticket.start()
         await trio.testing.wait_all_tasks_blocked()
-        host = client.engine.block_manager.host
+        host = client.engine.block_manager.tiers
         assert host is not None and list(host.loads.tables()), "nothing is being loaded"
         ticket.leave()
         prompts = [prompt_of(5 * BLOCK, seed=70 + index) for index in range(4)]
@@ -334,7 +336,7 @@ async def test_mover_dies(autojump_clock: trio.abc.Clock) -> None:
         def die(_: object) -> None:
             raise RuntimeError("the mover is broken")
 
-        setattr(store_of(client), "carry", die)  # noqa: B010 - mypy lets no method be assigned
+        setattr(client.engine.carrier, "carry", die)  # noqa: B010 - mypy lets no method be assigned
         again = await client.ask(LONG)
         await settle(client)
     assert_served(again, LONG, 8)

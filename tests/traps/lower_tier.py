@@ -8,6 +8,7 @@ from typing import Any
 import trio.testing
 
 from quipu.actors.engine.mover.host_store import HostStore
+from quipu.actors.messages.tiers import Tier
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.actors.tokenizer.submission import root_key_of
 from tests.runtimes import BLOCK, BLOCK_BYTES, Client
@@ -19,8 +20,10 @@ TIER = {"num_blocks": 32, "max_model_len": 28 * BLOCK, "kv_host_memory": 200 * B
 
 
 def host_store_of(client: Client) -> HostStore:
-    store = client.engine.host_store
-    assert store is not None
+    carrier = client.engine.carrier
+    assert carrier is not None
+    store = carrier.stores[Tier.HOST]
+    assert isinstance(store, HostStore)
     return store
 
 

@@ -18,6 +18,7 @@ from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.config.declarations import settings_of
 from quipu.actors.config.engine_config import DEFAULT_BLOCK_SIZE, VLLM_BLOCK_SIZE, EngineConfig, KvEventsConfig
 from quipu.actors.config.runtime_config import RuntimeConfig
+from quipu.actors.config.tier_settings import TIER_FLAGS
 from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.fleet.cluster.ray_nodes import check_ray
 from quipu.actors.fleet.processes.link_tls import tls_of
@@ -46,7 +47,7 @@ def resolve_config(
 ) -> tuple[RuntimeConfig, ServingInfo]:
     """Return every size of the server, and what clients are told of it. Raises CheckpointError."""
     engines = _resolve_engines(arguments, 0 if upstreams else 1)
-    _check_host_tier(arguments, engines["num_engines"])
+    _check_tiers(arguments, engines["num_engines"])
     if engines["num_engines"] == 0:
         if not upstreams:
             raise CheckpointError("--engines 0 needs an --upstream")
@@ -161,14 +162,23 @@ def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, A
     return found
 
 
-def _check_host_tier(arguments: argparse.Namespace, num_engines: int) -> None:
-    """Raises CheckpointError if there is no prefix cache that could have a host tier."""
-    if arguments.kv_host_memory is None:
-        return
-    if num_engines == 0:
-        raise CheckpointError("--kv-host-memory is for engines, and with --upstream alone there are none")
-    if not arguments.enable_prefix_caching:
-        raise CheckpointError("--kv-host-memory needs --enable-prefix-caching")
+def _check_tiers(arguments: argparse.Namespace, num_engines: int) -> None:
+    """Raises CheckpointError if there is no prefix cache that could have lower tiers, or one is incomplete."""
+    flags = TIER_FLAGS
+    given = {name: flag for name, flag in flags.items() if getattr(arguments, name) is not None}
+    for name in ("kv_host_memory", "kv_disk", "kv_remote"):
+        if name not in given:
+            continue
+        if num_engines == 0:
+            raise CheckpointError(f"{flags[name]} is for engines, and with --upstream alone there are none")
+        if not arguments.enable_prefix_caching:
+            raise CheckpointError(f"{flags[name]} needs --enable-prefix-caching")
+    if "kv_disk" in given and "kv_disk_size" not in given:
+        raise CheckpointError(f"{flags['kv_disk']} needs {flags['kv_disk_size']}, for example 100GiB")
+    for name in given:
+        for tier in ("kv_disk", "kv_remote"):
+            if name.startswith(f"{tier}_") and tier not in given:
+                raise CheckpointError(f"{flags[name]} needs {flags[tier]}")
 
 
 def _resolve_scheduling(arguments: argparse.Namespace, max_model_len: int) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 Talks to the scheduler: one `Reserve` in and one `Granted` out per step. All decisions are in `reservation.py`. Look-ups
 come from the web side and change nothing; they are answered one at a time, so that no step waits for more than one.
-With a host tier, the moves that a grant has begun go to the mover, whose answers come back one by one; the scheduler is
-told when sequences need not wait for a load any longer.
+With tiers below the device, the moves that a grant has begun go to the mover, whose answers come back one by one; the
+scheduler is told when sequences need not wait for a load any longer.
 Its grant of a cached prefix is the *reused* entry of the accounts. An exception here ends the engine: block tables that
 cannot be trusted must not serve any request. If KV events are published, each grant is followed by one batch of what it
 changed. Pins expire by this loop's clock.
@@ -19,9 +19,9 @@ import trio
 from ...channel import Poster, Receiver, Sender
 from ...messages.block_manager import LookUp, Reserve
 from ...messages.handler import LookedUp
-from ...messages.mover import Move, MoveFailed, MoveLate, MoveNews
+from ...messages.mover import ListedPage, ListingFailed, MoveFailed, MoveLate, MoveNews, MoverRequest
 from ...messages.scheduler import Granted, LoadsOver
-from .host_tier import HostTier
+from .lower_tiers import LowerTiers
 from .reservation import BlockManager
 
 log = structlog.get_logger()
@@ -32,19 +32,23 @@ async def run_block_manager(
     inbox: Receiver[Reserve],
     granted: Sender[Granted],
     flush_events: Callable[[], None] | None = None,
-    moves: Poster[Move] | None = None,
+    moves: Poster[MoverRequest] | None = None,
 ) -> None:
     """Answer each `Reserve` until cancelled. `flush_events` is called at the start and after each grant is sent.
 
-    `moves` is where moves go, if there is a host tier.
+    `moves` is where moves go, if there are lower tiers.
     """
     if flush_events is not None:
         flush_events()
+    if moves is not None and block_manager.tiers is not None:
+        block_manager.tiers.set_time(trio.current_time())
+        for move in block_manager.tiers.take_moves():
+            moves.post(move)
     while True:
         for reserve in await inbox.receive_all():
             grant = block_manager.grant(reserve, trio.current_time())
-            if moves is not None and block_manager.host is not None:
-                for move in block_manager.host.take_moves():
+            if moves is not None and block_manager.tiers is not None:
+                for move in block_manager.tiers.take_moves():
                     moves.post(move)
             await granted.send(grant)
             if grant.num_pins_yielded:
@@ -61,18 +65,25 @@ async def answer_look_ups(block_manager: BlockManager, inbox: Receiver[LookUp], 
 
 
 async def end_moves(
-    host: HostTier,
+    tiers: LowerTiers,
     inbox: Receiver[MoveNews],
     scheduler: Poster[LoadsOver],
-    moves: Poster[Move],
+    moves: Poster[MoverRequest],
     flush_events: Callable[[], None] | None = None,
 ) -> None:
     """Apply what has become of each move until cancelled, and wake the scheduler when a load is over, or late."""
     while True:
         for news in await inbox.receive_all():
-            over = host.on_late(news) if isinstance(news, MoveLate) else host.end_move(news)
-            for move in host.take_moves():
+            if isinstance(news, ListedPage | ListingFailed):
+                tiers.on_listed(news, trio.current_time())
+                if isinstance(news, ListingFailed):
+                    log.warning("kv_tier.listing_failed", error=news.error)
+                continue
+            over = tiers.on_late(news) if isinstance(news, MoveLate) else tiers.end_move(news)
+            for move in tiers.take_moves():
                 moves.post(move)
+            for lost in tiers.take_lost():
+                log.error("kv_tier.off", tier=lost.tier.value, error=lost.error)
             if isinstance(news, MoveFailed) and (news.wrong or news.error is not None):
                 log.warning("kv_move.failed", num_wrong=len(news.wrong), error=news.error)
             if isinstance(news, MoveLate) and over is not None:

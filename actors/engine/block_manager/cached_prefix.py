@@ -10,12 +10,12 @@ import attrs
 
 from ...messages.block_manager import CacheMiss, LookUp, MissReason
 from ...messages.handler import LookedUp
-from ...messages.tiers import Tier
-from .host_loads import HostLoads
+from .load_parts import Stretch
 from .misses import MissTracker
 from .pins import Pins
 from .pool_state import NULL_BLOCK
 from .pools import Pool
+from .tier_loads import TierLoads
 
 
 @attrs.frozen
@@ -63,19 +63,27 @@ class CacheReader:
             return CacheMiss(MissReason.NONE, 0)
         return self._misses.explain(root_key, keys, token_ids, len(prefix.blocks), prefix.limit)
 
-    def look_up(self, question: LookUp, pins: Pins, now: float, loads: HostLoads | None = None) -> LookedUp:
+    def look_up(self, question: LookUp, pins: Pins, now: float, loads: TierLoads | None = None) -> LookedUp:
         """Return what a sequence would find that was admitted now, after its `loads`. `now` is as for `Pins`."""
         token_ids, keys, may_read = question.prompt_token_ids, question.block_keys, question.reads_cache
         prefix = self.find(keys, len(token_ids), may_read=may_read)
         num_blocks = len(prefix.blocks)
         pinned_for_s = pins.time_left(keys[:num_blocks], now)
-        num_on_host = 0 if loads is None else loads.num_on_host(keys, num_blocks, prefix.limit)
-        if num_on_host:
-            prefix = CachedPrefix([*prefix.blocks, *[NULL_BLOCK] * num_on_host], [], prefix.limit)
+        stretches = [] if loads is None else list(loads.find_all(keys, num_blocks, prefix.limit))
+        num_lower = sum(len(stretch.keys) for stretch in stretches)
+        if num_lower:
+            prefix = CachedPrefix([*prefix.blocks, *[NULL_BLOCK] * num_lower], [], prefix.limit)
         return LookedUp(
             number=question.number,
-            num_cached_tokens=(num_blocks + num_on_host) * self._block_size,
+            num_cached_tokens=(num_blocks + num_lower) * self._block_size,
             miss=self.explain(prefix, question.root_key, keys, token_ids, may_read=may_read),
             pinned_for_s=pinned_for_s,
-            num_tokens_by_tier={Tier.HOST.value: num_on_host * self._block_size} if num_on_host else {},
+            num_tokens_by_tier=self._tokens_by_tier(stretches),
         )
+
+    def _tokens_by_tier(self, stretches: list[Stretch]) -> dict[str, int]:
+        by_tier: dict[str, int] = {}
+        for stretch in stretches:
+            num_tokens = len(stretch.keys) * self._block_size
+            by_tier[stretch.tier.value] = by_tier.get(stretch.tier.value, 0) + num_tokens
+        return by_tier

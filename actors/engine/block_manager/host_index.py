@@ -1,6 +1,6 @@
 """The host tier's index: the slot of each key, and the order in which slots are reused.
 
-Part of the KV-block manager (`host_tier.py`). The bytes of the slots are the mover's; here a slot is a number.
+Part of the KV-block manager (`lower_tiers.py`). The bytes of the slots are the mover's; here a slot is a number.
 
     free -> taken for a store -> found by its key, least recently used first -> evicted or dropped -> free
 
@@ -11,18 +11,9 @@ is reused while a load reads it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import attrs
-
-
-@attrs.frozen
-class TakenSlots:
-    """Slots to write to."""
-
-    slots: list[int]
-    evicted: list[bytes]
-    """Keys that were evicted to make room, and can no longer be found."""
+from .tier_index import TakenSlots
 
 
 class HostIndex:
@@ -35,6 +26,8 @@ class HostIndex:
         self._num_readers: dict[int, int] = {}
         """Number of loads that read a slot, for each slot that is being read."""
         self._leaving: set[int] = set()
+        self.is_kept: Callable[[bytes], bool] = lambda key: False
+        """Whether a key is not to be evicted: set by who knows of pins."""
 
     @property
     def num_used(self) -> int:
@@ -44,7 +37,10 @@ class HostIndex:
     def holds(self, key: bytes) -> bool:
         return key in self._slot_of
 
-    def keys(self) -> list[bytes]:
+    def slot_of(self, key: bytes) -> int | None:
+        return self._slot_of.get(key)
+
+    def all_keys(self) -> list[bytes]:
         """Return all keys that can be found, least recently used first."""
         return list(self._slot_of)
 
@@ -58,7 +54,10 @@ class HostIndex:
     # ------------------------------------------------------------ storing
 
     def take(self, keys: Sequence[bytes]) -> TakenSlots:
-        """Return a slot for each of these keys, or fewer if loads read the rest: free ones first, then evicted ones."""
+        """Return a slot for each of these keys, or fewer if the rest are read or kept.
+
+        Free ones come first, then evicted ones.
+        """
         count = len(keys)
         slots: list[int] = []
         evicted: list[bytes] = []
@@ -68,7 +67,7 @@ class HostIndex:
             for key, slot in self._slot_of.items():
                 if len(slots) + len(evicted) == count:
                     break
-                if slot not in self._num_readers:
+                if slot not in self._num_readers and not self.is_kept(key):
                     evicted.append(key)
             slots += [self._slot_of.pop(key) for key in evicted]
         return TakenSlots(slots, evicted)
@@ -80,6 +79,10 @@ class HostIndex:
     def give_back(self, slot: int) -> None:
         """Free a slot that was taken."""
         self._free.append(slot)
+
+    def take_rescues(self, count: int) -> list[bytes]:
+        """Return nothing: what is used is not evicted soon."""
+        return []
 
     # ------------------------------------------------------------ loading
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
@@ -75,6 +75,8 @@ class Pins:
         self._segments = PinSegments(pool)
         self._by_key: dict[bytes, PinnedPrefix] = {}
         self._numbers = itertools.count()
+        self.on_pinned: Callable[[Sequence[bytes], float], object] = lambda keys, ttl_s: None
+        """Called with the keys of each prefix that is pinned, or whose pin is marked again, and its time to live."""
         self._no_expiry_before = math.inf
         self._marks: dict[int, Marks] = {}
         """By sequence, while it holds blocks."""
@@ -168,6 +170,7 @@ class Pins:
         pin.ttl_s = max(pin.ttl_s, wanted.ttl_s)
         pin.refresh(now)
         self._no_expiry_before = min(self._no_expiry_before, pin.expires_at)
+        self.on_pinned(keys[: wanted.num_blocks], pin.ttl_s)
         return True
 
     def refresh(self, keys: Sequence[bytes], now: float) -> None:

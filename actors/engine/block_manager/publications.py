@@ -35,6 +35,8 @@ class Allocation:
     root_key: bytes
     token_ids: list[int]
     """Its tokens at its admission."""
+    tenant: str = ""
+    """Empty: it does not matter."""
 
 
 @attrs.define(eq=False)

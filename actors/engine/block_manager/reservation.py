@@ -14,7 +14,7 @@ A `Reserve` is processed in this order, for these reasons:
     rows           running sequences get their blocks; pins give way first, then sequences are preempted in the order
                    of `victim_ids`
     candidates     waiting sequences are matched against the index and admitted, unless any was preempted; pins give
-                   way; those that match further on the host wait for a load, and others overtake them
+                   way; those that match further in lower tiers wait for a load, and others overtake them
     publication    what this step writes can be found from the next `Reserve` on, never by this one
 
 What must always hold: a block granted as cached was published by an earlier step; no sequence writes to a block that
@@ -27,15 +27,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...messages.block_manager import LookUp, Reserve
+from ...messages.block_manager import CacheMiss, LookUp, MissReason, Reserve
 from ...messages.handler import LookedUp
 from ...messages.scheduler import Granted
 from ...shared.block_observer import BlockObserver
 from .cached_prefix import CacheReader
 from .grant_columns import GrantColumns, WrittenColumns
-from .host_index import HostIndex
-from .host_tier import HostTier
 from .key_changes import NO_CHANGE
+from .load_parts import Stretch
+from .lower_tier import TierPlan
+from .lower_tiers import LowerTiers
 from .misses import MissTracker
 from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from .pins import NOTHING_PINNED, Pins
@@ -60,8 +61,7 @@ class BlockManager:
         watermark_blocks: int = 0,
         max_pinned_share: float = 0.5,
         explain_misses: bool = True,
-        host_index: HostIndex | None = None,
-        num_stored_ahead: int = 0,
+        tiers: TierPlan | None = None,
         observers: Sequence[BlockObserver] = (),
         make_pool: Callable[[int], Pool] = make_pool,
     ) -> None:
@@ -71,9 +71,7 @@ class BlockManager:
         At most `max_pinned_share` of the usable blocks may be pinned; 0 disables pins.
         With `share_pending_prefixes`, a candidate whose next block this very step computes for another sequence is
         skipped where that pays off; a step counts as much as `step_overhead_tokens` positions (see `pending.py`).
-        `host_index` is the host tier's, None if there is none; `num_stored_ahead` is how many of the blocks that are
-        evicted next the tier has a copy of, if possible.
-        `observers` follow what is committed, evicted and reset, in both tiers if there are two.
+        `tiers` are those below the device. `observers` follow what is committed, evicted and reset, in every tier.
         """
         self.pool = make_pool(num_blocks)
         max_pinned = math.floor(max_pinned_share * (num_blocks - 1)) if enable_prefix_caching else 0
@@ -88,15 +86,18 @@ class BlockManager:
         self._rows = RowBlocks(
             self.pool, self.pins, self.allocations, block_size, take=self._take, release=self._release
         )
-        self.host: HostTier | None = None
-        if host_index is not None:
-            self.host = HostTier(host_index, self.pool, self._publications, block_size, num_stored_ahead)
+        self.tiers: LowerTiers | None = None
+        if tiers is not None and tiers.tiers:
+            self.tiers = LowerTiers(tiers, self.pool, self._publications, block_size, self._tenant_of)
+            self.pins.on_pinned = self.tiers.on_pinned
         self.pool.observers += observers
-        self._key_changes = make_key_changes(has_lower_tiers=host_index is not None) if enable_prefix_caching else None
+        self._key_changes = make_key_changes(has_lower_tiers=self.tiers is not None) if enable_prefix_caching else None
         self.pool.observers += () if self._key_changes is None else (self._key_changes,)
         explains = explain_misses and enable_prefix_caching
         misses = MissTracker(num_blocks, block_size, self.pool.holds) if explains else None
         self.pool.observers += () if misses is None else (misses,)
+        if self.tiers is not None:
+            self.tiers.announce()
         self._evictions = None if misses is None else misses.evictions
         self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
 
@@ -105,6 +106,8 @@ class BlockManager:
         pins, publications = self.pins, self._publications
         if self._evictions is not None:
             self._evictions.now = now
+        if self.tiers is not None:
+            self.tiers.set_time(now)
         if pins.is_in_use:
             pins.expire(now)
             pins.num_yielded = 0
@@ -112,8 +115,8 @@ class BlockManager:
             publications.epoch += 1
             pins.clear()
             self.pool.reset()
-            if self.host is not None:
-                self.host.index.clear()  # moves under way come to nothing: the epoch has been raised
+            if self.tiers is not None:
+                self.tiers.clear()
         for step in reserve.failed_steps:
             pins.fail(step)
             publications.roll_back(step)
@@ -136,8 +139,8 @@ class BlockManager:
             if pins.is_in_use:
                 pins.plan(reserve.step, grant.sequence_ids, grant.starts, grant.counts)
 
-        if self.host is not None:
-            self.host.store_ahead()
+        if self.tiers is not None:
+            self.tiers.store_more()
         key_change = NO_CHANGE if self._key_changes is None else self._key_changes.take()
         granted = Granted(
             step=reserve.step,
@@ -165,11 +168,11 @@ class BlockManager:
             lowered_keys=key_change.lowered,
             raised_keys=key_change.raised,
         )
-        return granted if self.host is None else self.host.complete(granted)
+        return granted if self.tiers is None else self.tiers.complete(granted)
 
     def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:
         """Return what a sequence would find that was admitted now. Changes nothing. `now` is as for `grant`."""
-        return self._reader.look_up(question, self.pins, now, None if self.host is None else self.host.loads)
+        return self._reader.look_up(question, self.pins, now, None if self.tiers is None else self.tiers.loads)
 
     def drop_sequences(self) -> None:
         """Release the blocks of every sequence, and withdraw what their steps have not committed.
@@ -178,8 +181,8 @@ class BlockManager:
         that knows none. No move may be under way any more.
         """
         self._publications.roll_back_all()
-        if self.host is not None:
-            self.host.abandon_moves()
+        if self.tiers is not None:
+            self.tiers.abandon_moves()
         for sequence_id in list(self.allocations):
             self._release(sequence_id)
         self.pins.drop_marks()
@@ -189,8 +192,8 @@ class BlockManager:
             self._key_changes.restart(self.pool.state().committed_keys())
 
     def _release(self, sequence_id: int, *, is_returned: bool = False) -> None:
-        if self.host is not None and not is_returned:
-            self.host.loads.forget(sequence_id)
+        if self.tiers is not None and not is_returned:
+            self.tiers.forget(sequence_id)
         allocation = self.allocations.pop(sequence_id, None)
         if allocation is not None:
             if self._evictions is not None:
@@ -198,6 +201,10 @@ class BlockManager:
             self.pool.release(allocation.table)
             if self.pins.is_in_use:
                 self.pins.leave(sequence_id)
+
+    def _tenant_of(self, sequence_id: int) -> str | None:
+        allocation = self.allocations.get(sequence_id)
+        return None if allocation is None else allocation.tenant
 
     def _take(self, num_blocks: int, sequence_id: int) -> list[int]:
         """Take blocks from the pool for a sequence."""
@@ -208,7 +215,7 @@ class BlockManager:
     # ------------------------------------------------------------ candidates
 
     def _admit(self, reserve: Reserve, grant: GrantColumns, now: float) -> None:
-        pool, size, pending, host = self.pool, self.block_size, self._pending, self.host
+        pool, size, pending, tiers = self.pool, self.block_size, self._pending, self.tiers
         if pending is not None:
             self._announce_rows(pending, reserve, grant)
         budget = reserve.token_budget
@@ -229,13 +236,13 @@ class BlockManager:
             shared, beyond = prefix.blocks, prefix.beyond
             if pending is not None and pending.is_awaited(reserve, index, len(shared), prefix.limit, budget):
                 continue
-            if host is not None and host.loads.is_awaited(sequence_id, keys, len(shared), prefix.limit):
-                host.loading_ids.append(sequence_id)
+            if tiers is not None and tiers.loads.is_awaited(sequence_id, keys, len(shared), prefix.limit):
+                tiers.loading_ids.append(sequence_id)
                 continue
-            num_loaded = 0
-            if host is not None:
-                num_loaded = host.loads.num_found(sequence_id, keys, len(shared), prefix.limit)
-                if num_loaded and any(grant.admitted_copy_sources):
+            stretches: list[Stretch] = []
+            if tiers is not None:
+                stretches = tiers.find(sequence_id, keys, len(shared), prefix.limit)
+                if stretches and any(grant.admitted_copy_sources):
                     continue  # until the next step: it could load into a block that this one has yet to copy
             watermark = self._watermark_blocks if self.allocations else 0
             pool.share(shared)
@@ -247,14 +254,17 @@ class BlockManager:
                 self.pins.refresh(keys[: len(shared)], now)
                 if pool.num_free < num_wanted:
                     self.pins.give_way(num_wanted)
-            if host is not None:
-                if num_loaded:
-                    blocks = self._take(num_loaded, sequence_id)
-                    host.begin_load(sequence_id, keys, shared, blocks, root_key, token_ids)
+            if tiers is not None:
+                if stretches:
+                    blocks = self._take(sum(len(stretch.keys) for stretch in stretches), sequence_id)
+                    tiers.begin_load(sequence_id, stretches, keys, shared, blocks, root_key, token_ids)
                     continue
-                host.admitted_spans.append(host.loads.spans(sequence_id, shared))
+                tiers.on_admitted(sequence_id, keys, shared, reserve.candidate_tenants.get(sequence_id, ""))
             # before blocks are taken, which may evict what the prompt has in common with others
-            grant.admitted_misses.append(self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read))
+            miss = self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read)
+            if tiers is not None and tiers.is_declined(sequence_id):
+                miss = CacheMiss(MissReason.CHEAPER_TO_COMPUTE, len(shared) * size)
+            grant.admitted_misses.append(miss)
             start = len(shared) * size
             count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
             table = self._take(-(-(start + count) // size) - len(shared), sequence_id)
@@ -268,6 +278,7 @@ class BlockManager:
                 epoch=self._publications.epoch,
                 root_key=root_key,
                 token_ids=token_ids,
+                tenant=reserve.candidate_tenants.get(sequence_id, ""),
             )
             if sequence_id in reserve.candidate_pins:
                 self.pins.mark(sequence_id, keys, reserve.candidate_pins[sequence_id])

@@ -127,6 +127,14 @@ class DiskStore:
                     found += segment.read(run.position, blocks, pages)
         return found
 
+    def clear(self) -> None:
+        """Remove all that is stored. What is written later begins new files. Raises OSError."""
+        with self._writing:
+            for index, segment in enumerate(self._segments):
+                if segment is not None:
+                    segment.remove()
+                    self._segments[index] = None
+
     def close(self) -> None:
         """Close all files, and leave the folder to others. No other call may be in progress, or follow."""
         for segment in self._segments:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import attrs
 
+from ...messages.mover import ListedPage
 from .remote_names import BlockNames
 
 MAX_NAMES = 4_000_000
@@ -30,15 +31,6 @@ REFRESH_RATIO = 10
 """A listing that takes long is repeated only after this many times as long."""
 MAX_CHANGED = 100_000
 """Names stored or missed during a listing. If there are more, its end does not remove names."""
-
-
-@attrs.frozen
-class ListedPage:
-    """Names that a listing found."""
-
-    names: Sequence[bytes]
-    is_last: bool
-    """The listing is complete with this one."""
 
 
 class _Place(NamedTuple):

@@ -20,8 +20,10 @@ from pathlib import Path
 
 import attrs
 
-SECRET_FLAG = "--kv-remote-secret"  # noqa: S105 - the flag's name
-ENCRYPT_FLAG = "--kv-remote-encrypt"
+from ...config.tier_settings import TIER_FLAGS
+
+SECRET_FLAG = TIER_FLAGS["kv_remote_secret"]
+ENCRYPT_FLAG = TIER_FLAGS["kv_remote_encrypt"]
 KEY_BYTES = 32
 
 _MAX_FILE_BYTES = 4096

@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from quipu import __version__
 
+from ...config.tier_settings import TIER_FLAGS
 from .remote_bucket import Bucket, BucketLimits
 from .remote_keys import read_remote_keys
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from .remote_store import RemoteStore
 
-REMOTE_FLAG = "--kv-remote"
+REMOTE_FLAG = TIER_FLAGS["kv_remote"]
 MISSING_EXTRA = f'{REMOTE_FLAG} needs the extra `remote`: pip install "quipu-llm[remote]"'
 FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER"
 

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from ...messages.mover import ListedPage
 from .block_header import BlockHeader
 from .remote_bucket import Bucket, WrongLength
 from .remote_health import RemoteHealth
-from .remote_index import ListedPage
 from .remote_keys import RemoteKeys
 from .remote_names import BlockNames
 from .remote_object import OVERHEAD_BYTES, Forged, ObjectFormat, OpenedObject
@@ -101,6 +101,9 @@ class RemoteStore:
             names = (self.names.name_in(item.path) for item in ours)
             yield ListedPage([name for name in names if name is not None], is_last=False)
         yield ListedPage([], is_last=True)
+
+    def clear(self) -> None:
+        """Do nothing: the objects belong to other servers, too."""
 
     def close(self) -> None:
         """Let go of all threads. Those whose operation was given up end when it does."""

@@ -35,5 +35,11 @@ class SlotStore(Protocol):
         the caller compares headers and checksums. Raises OSError.
         """
 
+    def clear(self) -> None:
+        """Make sure that a later process finds nothing of what is stored now, in whatever order writes follow.
+
+        Raises OSError.
+        """
+
     def close(self) -> None:
         """Release what the store holds. No other call may be in progress, or follow."""

@@ -15,7 +15,7 @@ import attrs
 from msgspec.structs import replace
 
 from quipu.actors.accountant.account import Account
-from quipu.actors.engine.block_manager.host_index import HostIndex
+from quipu.actors.engine.block_manager.lower_tier import LowerTier, TierPlan
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
@@ -60,7 +60,6 @@ class EngineBench(ReportedSequences):
         super().__init__(attrs.evolve(limits, most_positions=dials.most_tokens), dials)
         limits = self.limits
         self.batcher = Batcher(limits, lambda: self.now)
-        num_host_blocks = self.num_host_blocks(limits)
         self.manager = BlockManager(
             limits.num_blocks,
             limits.block_size,
@@ -69,8 +68,7 @@ class EngineBench(ReportedSequences):
             step_overhead_tokens=step_overhead_tokens,
             watermark_blocks=watermark,
             max_pinned_share=max_pinned_share,
-            host_index=HostIndex(num_host_blocks) if num_host_blocks else None,
-            num_stored_ahead=limits.num_blocks // 2,
+            tiers=TierPlan(self.make_tiers(limits), num_stored_ahead=limits.num_blocks // 2),
         )
         self.now = 0.0
         """The time by which pins, and a lowered token budget, expire."""
@@ -98,9 +96,9 @@ class EngineBench(ReportedSequences):
         self._reader = KeyReader()
         self._next_id = 1
 
-    def num_host_blocks(self, limits: SchedulerConfig) -> int:
-        """Return how many blocks the host tier has; 0 for none."""
-        return 0
+    def make_tiers(self, limits: SchedulerConfig) -> list[LowerTier]:
+        """Return the tiers below the device."""
+        return []
 
     # ------------------------------------------------------------ actions of tests
 

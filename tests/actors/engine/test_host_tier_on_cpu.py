@@ -56,9 +56,9 @@ async def serve(engine: Engine, reports: Channel[EngineNews], prompts: list[list
 
 async def wait_for_stores(engine: Engine) -> None:
     """Wait until no store is in progress: on a busy machine, blocks would be evicted before they are copied."""
-    host = engine.block_manager.host
-    if host is not None:
-        await eventually(lambda: host._store is None, "the stores are over", within_s=60)  # noqa: SLF001 (not public)
+    tiers = engine.block_manager.tiers
+    if tiers is not None:
+        await eventually(lambda: not tiers.stores.are_under_way, "the stores are over", within_s=60)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])

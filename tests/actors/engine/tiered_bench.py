@@ -1,7 +1,8 @@
-"""An engine bench with a host tier: a test also decides when a move is carried out, and how it fails.
+"""An engine bench with lower tiers: a test also decides when a move is carried out, and how it fails.
 
-The bench does what the mover would do. It checks that what a sequence counts as loaded from the host was loaded for
-this sequence, and that everything that can be found on the host has been stored there.
+The bench does what the mover would do, over a host tier, a disk in memory, or both. It checks that what a sequence
+counts as loaded from a tier was loaded from there for this sequence, and that everything that can be found in a tier
+has been stored there.
 """
 
 from __future__ import annotations
@@ -9,34 +10,42 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from quipu.actors.engine.block_manager.host_index import HostIndex
+from quipu.actors.engine.block_manager.lower_tier import LowerTier
+from quipu.actors.engine.block_manager.segment_index import SegmentIndex
+from quipu.actors.engine.block_manager.write_behind import StorePolicy, WriteBehind
+from quipu.actors.engine.mover.block_carrier import BlockCarrier
 from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.executor import StepPlan
-from quipu.actors.messages.mover import Move, Moved, MoveLate, MoveResult
+from quipu.actors.messages.mover import ClearTier, Move, Moved, MoveLate, MoveResult
 from quipu.actors.messages.scheduler import Granted, StepResult
 from quipu.actors.messages.tiers import LoadFailure, Tier, TierReport
 from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.actors.engine.engine_bench import EngineBench
+from tests.actors.engine.mover.memory_disk import MemoryDisk
 
 
 class TieredBench(EngineBench):
-    """Keeps moves until a test carries them. Moves of one direction are carried in order."""
+    """Keeps moves until a test carries them. Moves into one tier are carried in order."""
 
     def __init__(self, limits: SchedulerConfig, **options: Any) -> None:
         super().__init__(limits, **options)
         plan, num_slots = self.executor.backend.memory_plan, self.num_host_blocks(limits)
-        self.store = HostStore(
+        self.block_bytes = plan.block_bytes
+        memory = self.executor.backend.allocate_on_host(num_slots)
+        self.store = HostStore(memory, [None] * num_slots, plan.block_bytes)
+        self.disk = MemoryDisk(plan.block_bytes)
+        self.carrier = BlockCarrier(
             FaultyMemory(self),
             self.executor.tags,
-            self.executor.backend.allocate_on_host(num_slots),
-            [None] * num_slots,
+            {Tier.HOST: self.store, Tier.DISK: self.disk},
             block_size=plan.block_size,
             block_bytes=plan.block_bytes,
             numerics="fake",
         )
-        self.block_bytes = plan.block_bytes
         self.stores: deque[Move] = deque()
         self.loads: deque[Move] = deque()
         """Loads whose barrier has been passed."""
@@ -44,32 +53,50 @@ class TieredBench(EngineBench):
         """Other loads, each with the plans that were sent before it."""
         self.fail_copies = 0
         """How many of the next copies raise."""
-        self.brought: dict[int, set[int]] = {}
-        """By sequence, the positions that were loaded for it."""
-        self.counts = dict.fromkeys(("stored", "loaded", *LoadFailure, "counted"), 0)
+        self.brought: dict[tuple[int, str], set[int]] = {}
+        """By sequence and tier, the positions that were loaded for it."""
+        self.counts = dict.fromkeys(
+            (
+                *(f"{what} {tier}" for what in ("stored", "loaded", "counted") for tier in ("host", "disk")),
+                *LoadFailure,
+            ),
+            0,
+        )
 
     def num_host_blocks(self, limits: SchedulerConfig) -> int:
         sizes = [limits.num_blocks // 2, limits.num_blocks, 2 * limits.num_blocks]
         return max(1, sizes[limits.max_num_seqs % 3]) if limits.enable_prefix_caching else 0
 
+    def make_tiers(self, limits: SchedulerConfig) -> list[LowerTier]:
+        if not limits.enable_prefix_caching:
+            return []
+        tiers = [LowerTier(Tier.HOST, HostIndex(self.num_host_blocks(limits)))]
+        if limits.max_num_seqs % 2:
+            index = SegmentIndex(2 + limits.num_blocks % 3, max(1, limits.num_blocks // 2))
+            policy = StorePolicy.REUSED if limits.max_num_seqs % 4 == 1 else StorePolicy.ALL
+            tiers.append(LowerTier(Tier.DISK, index, WriteBehind(index, policy, limits.num_blocks)))
+        return tiers if limits.max_num_seqs % 5 or len(tiers) == 1 else tiers[1:]
+
     # ------------------------------------------------------------ actions of tests
 
-    def carry(self, direction: deque[Move]) -> MoveResult:
-        """Carry out the next move of a direction, and let block manager and scheduler handle its result."""
-        move = direction.popleft()
-        host = self.manager.host
-        assert host is not None
-        load = host.loads._under_way.get(move.number)
-        result = self.store.carry(move)
-        moved = range(len(move.blocks)) if isinstance(result, Moved) else result.moved
+    def carry(self, direction: deque[Move], at: int = 0) -> MoveResult:
+        """Carry out a move of a direction, and let block manager and scheduler handle its result."""
+        move = direction[at]
+        del direction[at]
+        tiers = self.manager.tiers
+        assert tiers is not None
+        load = tiers.loads._under_way.get(move.number)
+        result = self.carrier.carry(move)
+        moved = range(len(move.keys)) if isinstance(result, Moved) else result.moved
         if load is not None and load.epoch == self.manager._publications.epoch:
-            size = self.limits.block_size
-            positions = self.brought.setdefault(load.sequence_id, set())
-            for at in moved:
-                positions.update(range((load.first + at) * size, (load.first + at + 1) * size))
-        over = host.end_move(result)
+            size, first = self.limits.block_size, load.parts[move.number].stretch.first
+            positions = self.brought.setdefault((load.sequence_id, move.source.value), set())
+            for index in moved:
+                positions.update(range((first + index) * size, (first + index + 1) * size))
+        over = tiers.end_move(result)
         check_manager(self.manager)
-        self.check_host()
+        self.check_tiers()
+        self._take_moves()
         if over is not None:
             self.batcher.on_loads_over(over.sequence_ids)
             self.pump()
@@ -77,10 +104,10 @@ class TieredBench(EngineBench):
 
     def tell_late(self) -> None:
         """Report that the first load is late, whether its barrier has been passed or not."""
-        host = self.manager.host
-        assert host is not None
+        tiers = self.manager.tiers
+        assert tiers is not None
         move = next(iter(self.loads), None) or self._before_barrier[0][0]
-        over = host.on_late(MoveLate(move.number))
+        over = tiers.on_late(MoveLate(move.number))
         check_manager(self.manager)
         if over is not None:
             self.batcher.on_loads_over(over.sequence_ids)
@@ -136,60 +163,71 @@ class TieredBench(EngineBench):
 
     # ------------------------------------------------------------ checks
 
-    def check_host(self) -> None:
-        """Check that the slot of every key that can be found on the host has been stored."""
-        host = self.manager.host
-        assert host is not None
-        for key, slot in host.index._slot_of.items():
-            assert self.store.headers[slot] is not None, f"{key.hex()} can be found, but has never been stored"
+    def check_tiers(self) -> None:
+        """Check that the slot of every key that can be found in a tier has been stored."""
+        for tier in self.lower_tiers():
+            for key in tier.index.all_keys():
+                slot = tier.index.slot_of(key)
+                assert slot is not None
+                header = self.store.headers[slot] if tier.tier is Tier.HOST else self.disk.blocks[slot][0]
+                assert header is not None, f"{key.hex()} can be found, but has never been stored"
+
+    def lower_tiers(self) -> list[LowerTier]:
+        return [] if self.manager.tiers is None else list(self.manager.tiers.by_tier.values())
 
     def findable_keys(self) -> set[bytes]:
-        host = self.manager.host
-        on_host = [] if host is None else host.index.keys()
-        return super().findable_keys().union(key[:KEY_PREFIX_BYTES] for key in on_host)
+        lower = {key[:KEY_PREFIX_BYTES] for tier in self.lower_tiers() for key in tier.index.all_keys()}
+        return super().findable_keys() | lower
 
     def check_at_rest(self) -> None:
         super().check_at_rest()
-        host = self.manager.host
-        if host is not None:
-            assert not self.loads and not self._before_barrier and not list(host.loads.tables()), (
+        tiers = self.manager.tiers
+        if tiers is not None:
+            assert not self.loads and not self._before_barrier and not list(tiers.loads.tables()), (
                 "a load that nobody carries out holds blocks"
             )
-            assert not host.loads._loaded and not host.loads._by_key, (
+            assert not tiers.loads._loaded and not tiers.loads._by_key, (
                 "a load of a sequence that has ended is remembered"
             )
-            assert not host.index._num_readers and not host.index._leaving
+            assert not tiers.stores.are_under_way and not any(tier.store for tier in self.lower_tiers())
+            for tier in self.lower_tiers():
+                assert not tier.index._num_readers  # type: ignore[attr-defined]  # every index of the bench has it
 
     def _check_grant(self, granted: Granted) -> None:
         super()._check_grant(granted)
         assert not set(granted.loading_ids).intersection(granted.admitted_ids)
-        host = self.manager.host
-        if host is not None:
-            for move in host.take_moves():
-                if move.target is Tier.DEVICE:
-                    self._before_barrier.append((move, list(self.plans)))
-                else:
-                    self.stores.append(move)
-            self._pass_barriers()
+        self._take_moves()
+
+    def _take_moves(self) -> None:
+        """Take the moves that have begun since the last call."""
+        for move in [] if self.manager.tiers is None else self.manager.tiers.take_moves():
+            if isinstance(move, ClearTier):
+                self.carrier.clear(move.tier)
+            elif move.target is Tier.DEVICE:
+                self._before_barrier.append((move, list(self.plans)))
+            else:
+                self.stores.append(move)
+        self._pass_barriers()
 
     def _hear_report(self, report: StepReport) -> None:
         super()._hear_report(report)
-        for of_tier in report.tiers:
-            self._add(of_tier)
+        for tier_report in report.tiers:
+            self._add(tier_report)
         assert len(report.admitted_tiers) == len(report.admitted_tier_spans)
-        for sequence_id, reused, tiers, spans in zip(
+        for sequence_id, reused, tiers, by_tier in zip(
             report.admitted_ids, report.admitted_reused, report.admitted_tiers, report.admitted_tier_spans, strict=False
         ):
             assert tiers is not None and sum(tiers.values()) == reused
-            ends = spans.get("host", [])
-            positions = {at for start, end in zip(ends[::2], ends[1::2], strict=True) for at in range(start, end)}
-            assert len(positions) == tiers.get("host", 0)
-            assert positions <= self.brought.get(sequence_id, set()), "positions are counted as loaded that were not"
-            self.counts["counted"] += len(positions)
+            for tier, spans in by_tier.items():
+                positions = {at for start, end in zip(spans[::2], spans[1::2], strict=True) for at in range(start, end)}
+                assert len(positions) == tiers[tier]
+                brought = self.brought.get((sequence_id, tier), set())
+                assert positions <= brought, "positions are counted as loaded that were not"
+                self.counts[f"counted {tier}"] += len(positions)
 
     def _add(self, report: TierReport) -> None:
-        self.counts["stored"] += report.num_stored
-        self.counts["loaded"] += report.num_loaded
+        self.counts[f"stored {report.tier.value}"] += report.num_stored
+        self.counts[f"loaded {report.tier.value}"] += report.num_loaded
         for reason, count in report.failed_loads.items():
             self.counts[reason] += count
 
@@ -199,6 +237,9 @@ class FaultyMemory:
 
     def __init__(self, bench: TieredBench) -> None:
         self._bench = bench
+
+    def allocate_on_host(self, num_blocks: int) -> memoryview:
+        return self._bench.executor.backend.allocate_on_host(num_blocks)
 
     def read_blocks(self, blocks: Any, to: memoryview) -> None:
         self._fail()

@@ -1,15 +1,17 @@
-"""Whether the invariants of a block manager, its pool, pins and host tier hold, and questions to a pool's state."""
+"""Whether the invariants of a block manager, its pool, pins and lower tiers hold, and questions to a pool's state."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from quipu.actors.engine.block_manager.host_tier import HostTier
+from quipu.actors.engine.block_manager.host_index import HostIndex
+from quipu.actors.engine.block_manager.lower_tier import LowerTier
 from quipu.actors.engine.block_manager.pins import Pins
 from quipu.actors.engine.block_manager.pool_state import COMMITTED, NULL_BLOCK, PoolState
 from quipu.actors.engine.block_manager.pools import Pool
 from quipu.actors.engine.block_manager.reservation import BlockManager
+from quipu.actors.engine.block_manager.segment_index import SegmentIndex
 
 
 def is_free(pool: Pool, block: int) -> bool:
@@ -34,9 +36,10 @@ def _cached_blocks(state: PoolState) -> list[int]:
 def check_manager(manager: BlockManager) -> None:
     """Raise AssertionError unless every invariant holds."""
     tables = [allocation.table for allocation in manager.allocations.values()]
-    if manager.host is not None:
-        tables += manager.host.loads.tables()
-        check_slots(manager.host)
+    if manager.tiers is not None:
+        tables += manager.tiers.loads.tables()
+        for tier in manager.tiers.by_tier.values():
+            check_slots(tier)
     check_pool(manager.pool, tables, manager.pins.blocks())
     check_pins(manager.pins)
 
@@ -84,9 +87,15 @@ def check_pins(pins: Pins) -> None:
     assert pins.is_in_use or not (pins._by_key or pins.num_marks), "pins are overlooked"
 
 
-def check_slots(host: HostTier) -> None:
-    """Raise AssertionError unless every slot of a host tier has one place."""
-    index, taken = host.index, [] if host._store is None else host._store.move.slots
+def check_slots(tier: LowerTier) -> None:
+    """Raise AssertionError unless every slot of a tier has one place."""
+    index, taken = tier.index, [] if tier.store is None else tier.store.move.targets
+    if isinstance(index, SegmentIndex):
+        assert index._taken == set(taken), "slots are taken without a store"
+        assert {slot: key for key, slot in index._slot_of.items()} == index._key_of, "a slot has two keys"
+        assert not index._key_of.keys() & index._taken, "a slot is written that can be found"
+        return
+    assert isinstance(index, HostIndex)
     found = list(index._slot_of.values())
     assert sorted([*index._free, *found, *index._leaving, *taken]) == list(range(index.num_slots)), "slots are lost"
     assert index._leaving <= index._num_readers.keys(), "a slot that no load reads is not free"

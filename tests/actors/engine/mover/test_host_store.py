@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.engine.executor.block_tags import BlockTags
+from quipu.actors.engine.mover.block_carrier import BlockCarrier
 from quipu.actors.engine.mover.block_header import checksum_of, numerics_digest
-from quipu.actors.engine.mover.host_store import RUN_BLOCKS, HostStore
+from quipu.actors.engine.mover.host_store import HostStore
+from quipu.actors.engine.mover.slot_store import MOST_TOGETHER
 from quipu.actors.messages.mover import Move, Moved, MoveFailed
 from quipu.actors.messages.tiers import LoadFailure, Tier
 from quipu.kernels.backend import BackendConfig
@@ -65,30 +67,40 @@ class Memory(FakeBackend):
 class Bench:
     memory: Memory
     tags: BlockTags
+    carrier: BlockCarrier
     store: HostStore
 
     def move(self, target: Tier, blocks: list[int], slots: list[int], keys: list[bytes]) -> Moved | MoveFailed:
-        source = Tier.DEVICE if target is Tier.HOST else Tier.HOST
-        return self.store.carry(Move(1, source, target, blocks, slots, keys))
+        if target is Tier.HOST:
+            move = Move(1, Tier.DEVICE, Tier.HOST, blocks, slots, keys)
+        else:
+            move = Move(1, Tier.HOST, Tier.DEVICE, slots, blocks, keys)
+        result = self.carrier.carry(move)
+        return Moved(1) if isinstance(result, Moved) else result
 
 
-def store_over(memory: Memory, tags: BlockTags, **options: Any) -> HostStore:
+def carrier_over(memory: Memory, tags: BlockTags, store: HostStore, **options: Any) -> BlockCarrier:
     size = memory.memory_plan.block_bytes
-    slots = memory.allocate_on_host(40)
-    return HostStore(memory, tags, slots, [None] * 40, block_size=SIZE, block_bytes=size, numerics="here", **options)
+    stores = {Tier.HOST: store}
+    return BlockCarrier(memory, tags, stores, block_size=SIZE, block_bytes=size, numerics="here", **options)
+
+
+def store_over(memory: Memory) -> HostStore:
+    return HostStore(memory.allocate_on_host(40), [None] * 40, memory.memory_plan.block_bytes)
 
 
 @pytest.fixture
 def bench() -> Bench:
     memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
     tags.set_loaded(range(1, 40), KEYS[1:40])
-    return Bench(memory, tags, store_over(memory, tags))
+    store = store_over(memory)
+    return Bench(memory, tags, carrier_over(memory, tags, store), store)
 
 
 def test_there_and_back(bench: Bench) -> None:
     """Stored blocks are loaded into other blocks, which have tags afterwards, whatever the order of the slots."""
     blocks = list(range(1, 31))
-    slots = [*range(3, 3 + RUN_BLOCKS + 2), *range(39, 39 - (30 - RUN_BLOCKS - 2), -1)]
+    slots = [*range(3, 3 + MOST_TOGETHER + 2), *range(39, 39 - (30 - MOST_TOGETHER - 2), -1)]
     assert bench.move(Tier.HOST, blocks, slots, KEYS[1:31]) == Moved(1)
     targets = list(range(33, 63))
     assert bench.move(Tier.DEVICE, targets, slots, KEYS[1:31]) == Moved(1)
@@ -139,7 +151,9 @@ def test_error_of_a_copy(*, is_fatal: bool) -> None:
     """An error of a copy is reported; if it is fatal to all later moves, it is raised."""
     memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
     tags.set_loaded([1], KEYS[1:2])
-    store = store_over(memory, tags, is_fatal=lambda error: is_fatal and str(error) == "device lost")
+    carrier = carrier_over(
+        memory, tags, store_over(memory), is_fatal=lambda error: is_fatal and str(error) == "device lost"
+    )
 
     def fail() -> None:
         raise RuntimeError("device lost")
@@ -148,15 +162,16 @@ def test_error_of_a_copy(*, is_fatal: bool) -> None:
     move = Move(1, Tier.DEVICE, Tier.HOST, [1], [0], KEYS[1:2])
     if is_fatal:
         with pytest.raises(RuntimeError, match="device lost"):
-            store.carry(move)
+            carrier.carry(move)
     else:
-        assert store.carry(move) == MoveFailed(1, [], {}, "RuntimeError: device lost")
+        assert carrier.carry(move) == MoveFailed(1, [], {}, "RuntimeError: device lost")
 
 
 def test_stores_beside_a_writer() -> None:
     """While a writer, which removes a block's tag before it writes, is at work, no block is stored with torn bytes."""
     memory, tags = Memory(), BlockTags(NUM_BLOCKS, SIZE)
-    plan, store = memory.memory_plan, store_over(memory, tags)
+    plan, store = memory.memory_plan, store_over(memory)
+    carrier = carrier_over(memory, tags, store)
     blocks = list(range(1, 9))
     done, written = threading.Event(), threading.Event()
 
@@ -188,7 +203,7 @@ def test_stores_beside_a_writer() -> None:
             num_carried += 1
             tag = tags.tag_of(5)
             keys = [KEYS[0] if tag is None or tag.key is None else tag.key] * len(blocks)
-            result = store.carry(Move(1, Tier.DEVICE, Tier.HOST, blocks, list(range(8)), keys))
+            result = carrier.carry(Move(1, Tier.DEVICE, Tier.HOST, blocks, list(range(8)), keys))
             for at in range(8) if isinstance(result, Moved) else result.moved:
                 values = memoryview(bytes(store.bytes[at * plan.block_bytes : (at + 1) * plan.block_bytes])).cast("q")
                 assert {*values} == {int.from_bytes(keys[at], "big")}
@@ -224,7 +239,7 @@ def test_numerics_digest() -> None:
 
 def test_loaded_by_several_threads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large load ends at the first corrupt block, as a small one does, whichever thread finds it."""
-    monkeypatch.setattr("quipu.actors.engine.mover.host_store.LOADED_TOGETHER", 1)
+    monkeypatch.setattr("quipu.actors.engine.mover.block_carrier.LOADED_TOGETHER", 1)
     blocks, targets = list(range(1, 31)), list(range(33, 63))
     bench.move(Tier.HOST, blocks, blocks, KEYS[1:31])
     assert bench.move(Tier.DEVICE, targets, blocks, KEYS[1:31]) == Moved(1)

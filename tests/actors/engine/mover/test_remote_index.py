@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.engine.mover import remote_index
-from quipu.actors.engine.mover.remote_index import REFRESH_RATIO, REFRESH_S, ListedPage, NameSet, RemoteIndex
+from quipu.actors.engine.mover.remote_index import REFRESH_RATIO, REFRESH_S, NameSet, RemoteIndex
 from quipu.actors.engine.mover.remote_keys import RemoteKeys
 from quipu.actors.engine.mover.remote_names import BlockNames
+from quipu.actors.messages.mover import ListedPage
 
 NAMES = BlockNames(RemoteKeys.derive(hashlib.sha256(b"secret").digest(), None), "numerics")
 KEYS = [hashlib.sha256(bytes([number])).digest() for number in range(20)]

@@ -1,4 +1,4 @@
-"""The engine with a host tier under any sequence of events, including moves that are late, fail or carry wrong bytes.
+"""The engine with lower tiers under any sequence of events, including moves that are late, fail or carry wrong bytes.
 
 `TieredBench` checks at every report what is counted as loaded; the machine also checks everything that must hold
 without a tier: texts, accounts, private writes, conservation of blocks, and that whatever fits alone finishes.
@@ -26,9 +26,9 @@ class TieredEngine(EngineMachine):
         self.bench.carry(self.bench.stores)
 
     @precondition(lambda self: self.bench.loads)
-    @rule()
-    def load(self) -> None:
-        self.bench.carry(self.bench.loads)
+    @rule(at=st.integers(0, 7))
+    def load(self, at: int) -> None:
+        self.bench.carry(self.bench.loads, at % len(self.bench.loads))
 
     @precondition(lambda self: self.bench.num_loads)
     @rule()
@@ -46,6 +46,18 @@ class TieredEngine(EngineMachine):
         num_slots = len(self.bench.store.headers)
         if self.bench.store.headers[slot % num_slots] and self.bench.store.headers[other % num_slots]:
             self.bench.misplace(slot % num_slots, other % num_slots)
+
+    @precondition(lambda self: self.bench.disk.blocks)
+    @rule(at=st.integers(0, 63), bit=st.integers(0, 255), is_swapped=st.booleans())
+    def spoil_disk(self, at: int, bit: int, is_swapped: bool) -> None:
+        """Flip a bit of a block on the disk, or put another one with its header in its place."""
+        blocks = self.bench.disk.blocks
+        slots = list(blocks)
+        if is_swapped:
+            blocks[slots[at % len(slots)]] = blocks[slots[bit % len(slots)]]
+        else:
+            contents = blocks[slots[at % len(slots)]][1]
+            contents[bit // 8 % len(contents)] ^= 1 << bit % 8
 
     @rule()
     def fail_copy(self) -> None:

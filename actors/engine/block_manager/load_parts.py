@@ -1,0 +1,94 @@
+"""What a load from lower tiers consists of: stretches of a prompt, each of which lies in one tier.
+
+Part of `tier_loads.py`.
+
+What must always hold: the parts of a load are in the order of the sequence's table, without a gap.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ...messages.tiers import Tier
+
+
+@attrs.frozen
+class Stretch:
+    """Consecutive blocks of a prompt that lie in one tier."""
+
+    tier: Tier
+    first: int
+    """Index of the first block in the sequence's table."""
+    keys: list[bytes]
+
+
+@attrs.define(eq=False)
+class LoadPart:
+    """A stretch that is being loaded by one move."""
+
+    stretch: Stretch
+    slots: list[int]
+    num_loaded: int | None = None
+    """Leading blocks that came; None until the move is over."""
+
+
+@attrs.define(eq=False)
+class Load:
+    """Blocks that are being loaded to the device for one sequence."""
+
+    sequence_id: int
+    first: int
+    """Index of the first one in its table; the blocks before it were found on the device, and are held as well."""
+    table: list[int]
+    keys: list[bytes]
+    """Keys of the blocks from `first` on."""
+    parts: dict[int, LoadPart]
+    """By the number of the move, in the order of the table."""
+    parent_key: bytes
+    token_ids: list[int]
+    epoch: int
+    is_wanted: bool = True
+    """Whether the sequence waits for it."""
+    is_late: bool = False
+    is_abandoned: bool = False
+    waiting_ids: list[int] = attrs.field(factory=list)
+    """Other sequences that wait for these blocks."""
+
+    @property
+    def is_over(self) -> bool:
+        return all(part.num_loaded is not None for part in self.parts.values())
+
+    def tiers_loaded(self) -> list[Tier]:
+        """Return the tier of each leading block that came, up to the first that did not."""
+        tiers: list[Tier] = []
+        for part in self.parts.values():
+            num_loaded = part.num_loaded or 0
+            tiers += [part.stretch.tier] * num_loaded
+            if num_loaded < len(part.slots):
+                break
+        return tiers
+
+    def take_waiting(self) -> tuple[int, ...]:
+        """Return all sequences that have been waiting for it; from now on none is."""
+        own = (self.sequence_id,) if self.is_wanted else ()
+        others, self.waiting_ids, self.is_wanted = self.waiting_ids, [], False
+        return (*own, *others)
+
+
+@attrs.frozen
+class Loaded:
+    """The result of a load."""
+
+    first: int
+    blocks: list[int]
+    """Loaded blocks, from index `first` of the table on."""
+    tiers: list[Tier]
+    """Where each came from."""
+
+
+@attrs.frozen
+class EndedPart:
+    """A part that has ended, and its load."""
+
+    load: Load
+    part: LoadPart

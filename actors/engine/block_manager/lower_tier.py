@@ -1,0 +1,143 @@
+"""One tier below the device, as the KV-block manager sees it: its index, queue and store, and what happened in it.
+
+Part of `lower_tiers.py`, which decides. Made by the engine.
+
+What must always hold: what happened is reported once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+
+from ...messages.mover import Move
+from ...messages.tiers import Tier, TierReport
+from ...shared.block_observer import BlockObserver
+from .load_costs import LoadCosts
+from .tenant_quotas import TierQuota
+from .tier_index import TierIndex
+from .tier_pins import TierPins
+from .write_behind import WriteBehind
+
+
+@attrs.frozen
+class Store:
+    """A move to a lower tier that is in progress."""
+
+    move: Move
+    epoch: int
+
+
+@attrs.define(eq=False)
+class LowerTier:
+    """A tier of one block manager."""
+
+    tier: Tier
+    index: TierIndex
+    queue: WriteBehind | None = None
+    """What is to be stored; None: blocks come here when they are about to be evicted from the device."""
+    is_local: bool = True
+    """Whether it is this engine's own: otherwise others store there, too, a reset leaves it as it is, and observers are
+    not told what it holds."""
+    is_on: bool = True
+    """False once its memory has failed."""
+    pins: TierPins = attrs.field(
+        default=attrs.Factory(lambda self: TierPins(self.index.num_slots - self.num_unpinned), takes_self=True)
+    )
+    quota: TierQuota | None = None
+    """Set by `lower_tiers.py`, if tenants have one."""
+    store: Store | None = None
+    """The store that is under way."""
+    happened: Counter[str] = attrs.field(factory=Counter)
+    """Blocks stored, loaded and evicted since the last report."""
+    failed_loads: Counter[str] = attrs.field(factory=Counter)
+    _told: tuple[int, int] = (-1, -1)
+
+    def clear(self) -> None:
+        """Forget all blocks and what is said about them, because the cache is being reset."""
+        self.index.clear()
+        self.pins.clear()
+        if self.quota is not None:
+            self.quota.clear()
+
+    def __attrs_post_init__(self) -> None:
+        self.index.is_kept = self.pins.is_pinned
+
+    @property
+    def num_unpinned(self) -> int:
+        """Slots that pins leave to other blocks: half of them."""
+        return -(-self.index.num_slots // 2)
+
+    def note_new(self, keys: list[bytes], observers: Sequence[BlockObserver]) -> None:
+        """Note that blocks can be found here from now on. Those that a quota has no room for leave."""
+        for observer in observers if self.is_local else ():
+            observer.on_stored(keys, b"", [], 0, 0, tier=self.tier)
+        if self.quota is not None:
+            self.drop(self.quota.add(keys), observers)
+
+    def drop(self, keys: list[bytes], observers: Sequence[BlockObserver]) -> None:
+        """Forget blocks that can be found here."""
+        for key in keys:
+            slot = self.index.slot_of(key)
+            if slot is not None:
+                self.index.drop(key, slot)
+        self.note_evicted(keys, observers)
+
+    def on_found(self, keys: list[bytes]) -> None:
+        """Note that a prompt has found these blocks on the device, whether they lie here or not."""
+        self.pins.refresh(keys)
+        if self.queue is not None:
+            self.queue.on_found(keys)
+        if self.quota is not None:
+            self.quota.touch(keys)
+
+    def note_evicted(self, keys: list[bytes], observers: Sequence[BlockObserver]) -> None:
+        """Note that blocks cannot be found here any more."""
+        if keys:
+            if self.quota is not None:
+                self.quota.discard(keys)
+            self.happened["evicted"] += len(keys)
+            for observer in observers if self.is_local else ():
+                observer.on_removed(keys, self.tier)
+
+    def take_report(self) -> TierReport | None:
+        """Return the changes since the last call; None if there are none."""
+        told = (self.index.num_slots, self.index.num_used) if self.is_on else (0, 0)
+        if told == self._told and not self.happened and not self.failed_loads:
+            return None
+        happened, self.happened = self.happened, Counter()
+        failed, self.failed_loads = self.failed_loads, Counter()
+        self._told = told
+        return TierReport(
+            tier=self.tier,
+            num_blocks=told[0],
+            num_used=told[1],
+            num_stored=happened["stored"],
+            num_loaded=happened["loaded"],
+            num_evicted=happened["evicted"],
+            failed_loads=dict(failed),
+        )
+
+
+@attrs.frozen
+class TierPlan:
+    """The tiers below the device, and how they are used."""
+
+    tiers: Sequence[LowerTier] = ()
+    """The one to load from first comes first."""
+    num_stored_ahead: int = 0
+    """How many of the blocks that are evicted next the host has a copy of, if possible."""
+    costs: LoadCosts | None = None
+    """Decides what is loaded; None: everything that is found."""
+    quota_blocks: int | None = None
+    """How many blocks of a tier one tenant may have; None: all."""
+
+
+@attrs.frozen
+class LostTier:
+    """A tier whose memory has failed."""
+
+    tier: Tier
+    error: str | None

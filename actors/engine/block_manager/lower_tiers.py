@@ -1,0 +1,291 @@
+"""The KV-block manager's view of the tiers below the device: their contents, and the stores and loads in progress.
+
+Used by `reservation.py`. Every `Move` begins here; the mover carries it out (`engine/mover/`), and its answer comes
+back to `end_move`. A tier's own part is in `lower_tier.py`.
+
+    device ──▶ host, disk, object store (`tier_stores.py`)
+    any of them ──(a prompt matches further there than on the device)──▶ device (`tier_loads.py`)
+
+What must always hold: a reset ends all moves begun before it; no sequence is preempted or left waiting because of a
+store; a tier whose memory has failed is neither read nor written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from ...messages.mover import (
+    ClearTier,
+    ListedPage,
+    ListingFailed,
+    ListTier,
+    Move,
+    Moved,
+    MoveLate,
+    MoveResult,
+    MoverRequest,
+)
+from ...messages.scheduler import Granted, LoadsOver
+from ...messages.tiers import LoadFailure, Tier
+from .load_costs import LoadCosts, LoadPolicy
+from .load_parts import Load, LoadPart, Stretch
+from .lower_tier import LostTier, TierPlan
+from .object_index import ObjectIndex
+from .pools import Pool
+from .publications import Publications
+from .tenant_quotas import BlockOwners, TierQuota
+from .tier_loads import TierLoads
+from .tier_stores import TierStores
+
+
+class LowerTiers:
+    """The lower tiers of one block manager."""
+
+    def __init__(
+        self,
+        plan: TierPlan,
+        pool: Pool,
+        publications: Publications,
+        block_size: int,
+        tenant_of: Callable[[int], str | None],
+    ) -> None:
+        """`tenant_of` returns the tenant of a sequence that has just committed a block; None if it is not known."""
+        self.by_tier = {tier.tier: tier for tier in plan.tiers}
+        self._indexes = {tier.tier: tier.index for tier in plan.tiers}
+        self.loads = TierLoads(self._indexes, pool, publications, block_size)
+        self._pool = pool
+        self._publications = publications
+        self.stores = TierStores(self.by_tier, self._indexes, pool, publications, plan.num_stored_ahead, self._begin)
+        self.costs = plan.costs or LoadCosts(LoadPolicy.ALWAYS, block_size)
+        self._declined: set[int] = set()
+        """Candidates for which some blocks are not loaded, since computing them is faster."""
+        self._num_moves = 0
+        self._moves: list[MoverRequest] = []
+        self._lost: list[LostTier] = []
+        self.loading_ids: list[int] = []
+        """Candidates of the current grant that wait for a load."""
+        self.admitted_spans: list[dict[str, list[int]]] = []
+        """For each sequence that the current grant admits, the positions that its load brought, by tier."""
+        self._owners: BlockOwners | None = None
+        if plan.quota_blocks is not None:
+            self._owners = BlockOwners(tenant_of)
+            pool.observers += (self._owners,)  # before those that may have blocks leave
+            for tier in filter(lambda tier: tier.is_local, plan.tiers):
+                tier.quota = TierQuota(self._owners, plan.quota_blocks, tier.pins.is_pinned)
+        pool.observers += tuple(tier.queue for tier in plan.tiers if tier.queue is not None)
+
+    def announce(self) -> None:
+        """Tell the pool's observers of what the tiers hold from earlier lives of the engine."""
+        for tier in self.by_tier.values():
+            keys = tier.index.all_keys()
+            for observer in self._pool.observers if keys else ():
+                observer.on_stored(keys, b"", [], 0, 0, tier=tier.tier)
+
+    def take_moves(self) -> list[MoverRequest]:
+        """Return what the mover is to do, since the last call."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def take_lost(self) -> list[LostTier]:
+        """Return the tiers that were turned off since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def set_time(self, now: float) -> None:
+        """Set the clock of the tiers' pins, and begin the listings that are due."""
+        for tier in self.by_tier.values():
+            tier.pins.now = now
+            if isinstance(tier.index, ObjectIndex) and tier.index.is_listing_due(now):
+                self._moves.append(ListTier(tier.tier))
+
+    def on_listed(self, news: ListedPage | ListingFailed, now: float) -> None:
+        """Note what a listing of the object store has found."""
+        index = self.by_tier[Tier.REMOTE].index
+        assert isinstance(index, ObjectIndex)
+        if isinstance(news, ListedPage):
+            index.known.add_page(news, now)
+        else:
+            index.known.give_up_listing(now)
+
+    def on_pinned(self, keys: Sequence[bytes], ttl_s: float) -> None:
+        """Note that a prefix is pinned: it is worth storing, and is kept where it is stored."""
+        for tier in self.by_tier.values():
+            tier.pins.pin(keys, ttl_s)
+            if tier.queue is not None:
+                tier.queue.add(keys)
+
+    def store_more(self) -> None:
+        """Begin what is to be stored next."""
+        self.stores.begin_more(is_loading=self.loads.are_under_way)
+
+    def complete(self, granted: Granted) -> Granted:
+        """Return a grant with the tiers' columns: waiting candidates, origins of blocks, and the tiers' reports."""
+        loading_ids, self.loading_ids = self.loading_ids, []
+        spans, self.admitted_spans = self.admitted_spans, []
+        spans = spans if any(spans) else []
+        reports = [report for tier in self.by_tier.values() if (report := tier.take_report()) is not None]
+        if not (loading_ids or spans or reports):
+            return granted
+        return replace(granted, loading_ids=loading_ids, admitted_tier_spans=spans, tiers=reports)
+
+    # ------------------------------------------------------------ loads
+
+    def find(self, sequence_id: int, keys: list[bytes], first: int, limit: int) -> list[Stretch]:
+        """Return what is to be loaded for a candidate, from its block `first` on: what is faster than computing it."""
+        found = self.loads.find(sequence_id, keys, first, limit)
+        num_worthy = self.costs.worth_loading(found) if found else 0
+        if num_worthy < len(found):
+            self._declined.add(sequence_id)
+        elif found:
+            self._declined.discard(sequence_id)
+        return found[:num_worthy]
+
+    def is_declined(self, sequence_id: int) -> bool:
+        """Return whether blocks of a sequence that is being admitted were found and are computed nevertheless."""
+        return sequence_id in self._declined
+
+    def forget(self, sequence_id: int) -> None:
+        """Note that a sequence has ended or was preempted."""
+        self.loads.forget(sequence_id)
+        self._declined.discard(sequence_id)
+
+    def on_admitted(self, sequence_id: int, keys: list[bytes], shared: list[int], tenant: str) -> None:
+        """Note that a sequence is admitted with these blocks from the device, some of which may have been loaded."""
+        if self._owners is not None:
+            claimed = self._owners.claim(keys[: len(shared)], tenant)
+            for tier in self.by_tier.values() if claimed else ():
+                if tier.quota is not None:
+                    tier.drop(tier.quota.add(filter(tier.index.holds, claimed)), self._pool.observers)
+        self.admitted_spans.append(self.loads.spans(sequence_id, shared))
+        found = keys[: len(shared)]
+        for tier in self.by_tier.values() if found else ():
+            tier.on_found(found)
+
+    def begin_load(
+        self,
+        sequence_id: int,
+        stretches: list[Stretch],
+        keys: list[bytes],
+        shared: list[int],
+        blocks: list[int],
+        root_key: bytes,
+        token_ids: list[int],
+    ) -> None:
+        """Begin to load a candidate's next blocks after the `shared` ones into `blocks`. All of these are held."""
+        first = len(shared)
+        parts: dict[int, LoadPart] = {}
+        for stretch in stretches:
+            slots = self._indexes[stretch.tier].read(stretch.keys)
+            begin = stretch.first - first
+            move = self._begin(stretch.tier, Tier.DEVICE, slots, blocks[begin : begin + len(slots)], stretch.keys)
+            parts[move.number] = LoadPart(stretch, slots)
+        load = Load(
+            sequence_id=sequence_id,
+            first=first,
+            table=shared + blocks,
+            keys=keys[first : first + len(blocks)],
+            parts=parts,
+            parent_key=keys[first - 1] if first else root_key,
+            token_ids=token_ids,
+            epoch=self._publications.epoch,
+        )
+        self.loads.begin(load)
+        self.loading_ids.append(sequence_id)
+
+    def on_late(self, late: MoveLate) -> LoadsOver | None:
+        """Stop waiting for a late load. Return the scheduler's message; None if it is over or known to be late."""
+        load = self.loads.give_up(late.number)
+        if load is None:
+            return None
+        for part in load.parts.values():
+            if part.num_loaded is None:
+                self.by_tier[part.stretch.tier].failed_loads[LoadFailure.LATE.value] += len(part.slots)
+        return LoadsOver(load.take_waiting())
+
+    def end_move(self, result: MoveResult) -> LoadsOver | None:
+        """Apply the result of a move. Return the message for the scheduler if a load is over."""
+        if not isinstance(result, Moved) and result.lost_tier is not None:
+            self._turn_off(result.lost_tier, result.error)
+        store = self.stores.end(result)
+        if store is not None:
+            move, target = store.move, self.by_tier[store.move.target]
+            if not isinstance(result, Moved):
+                self._drop_wrong(move.source, move.sources, move.keys, result.wrong)
+            # after an error the next could fail as well, at once and forever; what waits in a queue is gone from it
+            if isinstance(result, Moved) or (target.queue is not None and result.error is None):
+                self.store_more()
+            return None
+        ended = self.loads.end_part(result.number, result)
+        if ended is None:
+            return None
+        load, part = ended.load, ended.part
+        self._count(load, part, result)
+        if not isinstance(result, Moved):
+            self._drop_wrong(part.stretch.tier, part.slots, part.stretch.keys, result.wrong)
+        if not load.is_over:
+            return None
+        if not self.loads.are_under_way and not load.is_wanted:
+            self.store_more()  # otherwise this is done by the grant that admits the sequence
+        return LoadsOver(load.take_waiting())
+
+    def _count(self, load: Load, part: LoadPart, result: MoveResult) -> None:
+        """Count the loaded and the missing blocks of a load, unless they were counted when it became late."""
+        tier = self.by_tier[part.stretch.tier]
+        num_loaded = len(part.slots) if isinstance(result, Moved) else len(result.moved)
+        if num_loaded:
+            tier.happened["loaded"] += num_loaded
+        if isinstance(result, Moved):
+            self.costs.on_loaded(tier.tier, num_loaded, result.seconds)
+            return
+        if load.is_late:
+            return
+        tier.failed_loads.update(failure.value for failure in result.wrong.values())
+        if result.error is not None:
+            num_failed = len(part.slots) - num_loaded - len(result.wrong)
+            tier.failed_loads[LoadFailure.FAILED.value] += num_failed
+
+    # ------------------------------------------------------------ both
+
+    def _begin(self, source: Tier, target: Tier, sources: list[int], targets: list[int], keys: list[bytes]) -> Move:
+        self._num_moves += 1
+        move = Move(self._num_moves, source, target, sources, targets, keys)
+        self._moves.append(move)
+        return move
+
+    def _drop_wrong(
+        self, tier: Tier, slots: Sequence[int], keys: Sequence[bytes], wrong: dict[int, LoadFailure]
+    ) -> None:
+        """Forget blocks of a lower tier that turned out to be missing or corrupt."""
+        if tier in self._indexes:
+            index = self._indexes[tier]
+            gone = [keys[at] for at in wrong if index.drop(keys[at], slots[at])]
+            self.by_tier[tier].note_evicted(gone, self._pool.observers)
+
+    # ------------------------------------------------------------ ends
+
+    def _turn_off(self, tier: Tier, error: str | None) -> None:
+        """Do without a tier from now on, whose memory has failed."""
+        lost = self.by_tier[tier]
+        if not lost.is_on:
+            return
+        self._lost.append(LostTier(tier, error))
+        lost.is_on = False
+        lost.note_evicted(lost.index.all_keys(), self._pool.observers)
+        lost.index.clear()
+        del self._indexes[tier]
+
+    def clear(self) -> None:
+        """Forget what the tiers hold, because the cache is being reset. Moves under way come to nothing: the epoch has
+        been raised."""
+        for tier in self.by_tier.values():
+            if tier.is_on and tier.is_local:
+                tier.clear()
+                self._moves.append(ClearTier(tier.tier))
+
+    def abandon_moves(self) -> None:
+        """End all moves without their answers. None may be in progress."""
+        self.loads.abandon()
+        self.stores.abandon()
+        self._moves.clear()
