@@ -75,7 +75,10 @@ def open_remote_store(
     block_bytes: int,
     limits: BucketLimits | None = None,
 ) -> RemoteStore:
-    """Open the tier that the flags name; nothing is sent yet. Raises ValueError, which names the flag at fault."""
+    """Open the tier that the flags name; nothing is sent yet. Raises ValueError, which names the flag at fault.
+
+    The process that calls this must not fork later: the library's threads would be missing in the other.
+    """
     keys = read_remote_keys(secret_file, encryption_file)
     bucket = open_bucket(url, limits or BucketLimits())
     from .remote_store import RemoteStore

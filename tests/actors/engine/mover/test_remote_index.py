@@ -143,3 +143,60 @@ def test_memory_is_bounded_by_the_names() -> None:
         index.add_page(ListedPage(list(itertools.islice(names, 256)), is_last=False), 1)
     index.add_page(ListedPage([], is_last=True), 1)
     assert len(index) == 100
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "miss", "other", "delete", "begin", "page", "end", "give up"]), st.integers(0, 7)
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_a_complete_listing_is_right_about_what_did_not_change(steps: list[tuple[str, int]]) -> None:
+    """After each complete listing, the index is right about every block that was there, or was not, all the while.
+
+    A listing looks at one block after the other. Meanwhile this server stores, and others store and delete.
+    """
+    index = RemoteIndex(NAMES)
+    there: set[int] = set()
+    since_begin: list[set[int]] | None = None
+    stored: set[int] = set()
+    missed: set[int] = set()
+    looked_at = 0
+    for step, number in steps:
+        if step == "store":
+            index.stored([KEYS[number]])
+            there.add(number)
+            stored.add(number)
+            missed.discard(number)
+        elif step == "miss" and number not in there:
+            index.missed([KEYS[number]])
+            missed.add(number)
+            stored.discard(number)
+        elif step == "other":
+            there.add(number)
+        elif step == "delete":
+            there.discard(number)
+        elif step == "begin":
+            index.begin_listing(0)
+            since_begin, looked_at = [], 0
+            stored.clear()
+            missed.clear()
+        elif step == "give up":
+            index.give_up_listing(0)
+            since_begin = None
+        elif step in ("page", "end") and since_begin is not None:
+            end = 8 if step == "end" else min(8, looked_at + number)
+            names = [LISTED[at] for at in range(looked_at, end) if at in there]
+            index.add_page(ListedPage(names, is_last=step == "end"), 1)
+            looked_at = end
+        if since_begin is not None:
+            since_begin.append(set(there))
+        if step == "end" and since_begin is not None:
+            always, ever = set.intersection(*since_begin), set.union(*since_begin)
+            assert (always | stored) - missed <= held(index)
+            assert held(index) <= ever | stored
+            assert not held(index) & missed
+            since_begin = None
