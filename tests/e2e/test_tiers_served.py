@@ -1,0 +1,93 @@
+"""Servers whose KV outlives them: killed and started again with the same disk, or beside others with the same bucket.
+
+They serve the tiny model on the executor that the machine has, so that a text that depends on wrong KV would differ.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.servers import BLOCK, Server, eventually, serving
+
+NUM_BLOCKS = 20
+DETAILS = {"return_cached_tokens_details": True}
+NONE = {"device": 0, "host": 0, "disk": 0, "remote": 0, "unattributed": 0}
+
+
+def prompt(number: int) -> list[int]:
+    """Return one of many prompts of twenty blocks, and a token."""
+    return [*random.Random(number).choices(range(300, 2000), k=NUM_BLOCKS * BLOCK), 7]
+
+
+def ask(server: Server, number: int) -> tuple[str, dict[str, int]]:
+    """Return the text for a prompt, and its cached tokens by tier."""
+    answer = server.complete(prompt(number), max_tokens=6, **DETAILS)
+    assert answer.status_code == 200, answer.text
+    body: Any = answer.json()
+    details = body["usage"]["prompt_tokens_details"]
+    assert sum(details["cached_tokens_by_tier"].values()) == details["cached_tokens"]
+    return body["choices"][0]["text"], details["cached_tokens_by_tier"]
+
+
+def num_stored(server: Server, tier: str) -> float:
+    server.complete([7], max_tokens=1)  # its report says what was stored before
+    return server.metrics()[f'kv_tier_stored_blocks_total{{tier="{tier}"}}']
+
+
+def disk_flags(tmp_path: Path) -> tuple[str, ...]:
+    return ("--kv-disk", str(tmp_path / "kv"), "--kv-disk-size", "64MiB", "--kv-load", "always")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_found_after_the_server_has_ended(sent: signal.Signals, tmp_path: Path) -> None:
+    """Whether a server is asked to end or killed, the next one finds its prompts; texts are the same, and nothing is
+    disputed."""
+    flags = disk_flags(tmp_path)
+    with serving(tmp_path / "1", *flags) as server:
+        first, cold = ask(server, 1)
+        assert cold == NONE
+        eventually(lambda: num_stored(server, "disk") >= NUM_BLOCKS, "the prompt is on the disk")
+        for pid in server.engines() if sent == signal.SIGKILL else ():
+            os.kill(pid, sent)
+        os.kill(server.process.pid, sent)
+        server.process.wait(60)
+    with serving(tmp_path / "2", *flags) as server:
+        found = server.post(
+            "/v1/cache/lookup",
+            {"url": "/v1/completions", "body": {"model": "demo", "prompt": prompt(1)}},
+        ).json()["prompts"][0]
+        assert found["cached_tokens_by_tier"] == NONE | {"disk": NUM_BLOCKS * BLOCK}
+        again, warm = ask(server, 1)
+        assert (again, warm) == (first, NONE | {"disk": NUM_BLOCKS * BLOCK})
+        after = server.metrics()
+        assert after['cached_tokens_total{tier="disk"}'] == NUM_BLOCKS * BLOCK
+        assert after["usage_disputed_total"] == 0
+    folder = tmp_path / "kv" / "engine-0"
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o600"}
+    assert oct(folder.stat().st_mode & 0o777) == "0o700"
+
+
+def test_shared_by_two_servers(tmp_path: Path) -> None:
+    """What one server has stored in a bucket, another finds that has the same secret; one with another finds nothing."""
+    secrets = []
+    for name in ("secret", "other"):
+        path = tmp_path / name
+        path.write_bytes(os.urandom(32))
+        path.chmod(0o600)
+        secrets.append(str(path))
+    remote = ("--kv-remote", f"file://{tmp_path}/bucket", "--kv-load", "always", "--kv-remote-secret")
+    with serving(tmp_path / "1", *remote, secrets[0]) as server:
+        first, _ = ask(server, 1)
+        eventually(lambda: num_stored(server, "remote") >= NUM_BLOCKS, "the prompt is in the bucket")
+    with serving(tmp_path / "2", *remote, secrets[0]) as server:
+        again, warm = ask(server, 1)
+        assert (again, warm) == (first, NONE | {"remote": NUM_BLOCKS * BLOCK})
+        assert ask(server, 1) == (first, NONE | {"device": NUM_BLOCKS * BLOCK})
+    with serving(tmp_path / "3", *remote, secrets[1]) as server:
+        assert ask(server, 1) == (first, NONE)
