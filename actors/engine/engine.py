@@ -93,6 +93,7 @@ class Engine:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_waiting_requests=config.max_waiting_requests,
             max_waiting_tokens=config.max_waiting_tokens,
+            has_quotas=config.kv_quota is not None,
             max_waiting_share=config.max_waiting_share,
         )
         self._begin_incarnation()

@@ -120,6 +120,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Prefixes to pin, by candidate that asks for any."""
     candidate_tenants: dict[int, str] = {}
     """Tenants of candidates, if there are quotas for any."""
+    token_s: float = 0.0
+    """Seconds to compute a token in a step that is filled with prompts; 0: not known."""
     returned_ids: list[int] = []
     """Those of `free_sequence_ids` whose admission was undone because its first step failed. What was loaded for them
     counts as loaded at their next one."""

@@ -41,7 +41,7 @@ async def run_block_manager(
     if flush_events is not None:
         flush_events()
     if moves is not None and block_manager.tiers is not None:
-        block_manager.tiers.set_time(trio.current_time())
+        block_manager.tiers.begin_grant(trio.current_time())
         for move in block_manager.tiers.take_moves():
             moves.post(move)
     while True:

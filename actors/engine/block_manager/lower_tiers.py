@@ -60,7 +60,9 @@ class LowerTiers:
         self.stores = TierStores(self.by_tier, self._indexes, pool, publications, plan.num_stored_ahead, self._begin)
         self.costs = plan.costs or LoadCosts(LoadPolicy.ALWAYS, block_size)
         self._declined: set[int] = set()
-        """Candidates for which some blocks are not loaded, since computing them is faster."""
+        """Candidates of the current grant for which some blocks are not loaded, since computing them is faster..."""
+        self._cut: set[int] = set()
+        """...and sequences of whose blocks only some were loaded."""
         self._num_moves = 0
         self._moves: list[MoverRequest] = []
         self._lost: list[LostTier] = []
@@ -93,8 +95,10 @@ class LowerTiers:
         lost, self._lost = self._lost, []
         return lost
 
-    def set_time(self, now: float) -> None:
-        """Set the clock of the tiers' pins, and begin the listings that are due."""
+    def begin_grant(self, now: float, token_s: float = 0.0) -> None:
+        """Set the clock of the tiers' pins, and begin the listings that are due. A token takes `token_s` to compute."""
+        self._declined.clear()
+        self.costs.on_computed(token_s)
         for tier in self.by_tier.values():
             tier.pins.now = now
             if isinstance(tier.index, ObjectIndex) and tier.index.is_listing_due(now):
@@ -137,19 +141,17 @@ class LowerTiers:
         found = self.loads.find(sequence_id, keys, first, limit)
         num_worthy = self.costs.worth_loading(found) if found else 0
         if num_worthy < len(found):
-            self._declined.add(sequence_id)
-        elif found:
-            self._declined.discard(sequence_id)
+            (self._cut if num_worthy else self._declined).add(sequence_id)
         return found[:num_worthy]
 
     def is_declined(self, sequence_id: int) -> bool:
         """Return whether blocks of a sequence that is being admitted were found and are computed nevertheless."""
-        return sequence_id in self._declined
+        return sequence_id in self._declined or sequence_id in self._cut
 
     def forget(self, sequence_id: int) -> None:
         """Note that a sequence has ended or was preempted."""
         self.loads.forget(sequence_id)
-        self._declined.discard(sequence_id)
+        self._cut.discard(sequence_id)
 
     def on_admitted(self, sequence_id: int, keys: list[bytes], shared: list[int], tenant: str) -> None:
         """Note that a sequence is admitted with these blocks from the device, some of which may have been loaded."""
@@ -287,5 +289,6 @@ class LowerTiers:
     def abandon_moves(self) -> None:
         """End all moves without their answers. None may be in progress."""
         self.loads.abandon()
+        self._cut.clear()
         self.stores.abandon()
         self._moves.clear()

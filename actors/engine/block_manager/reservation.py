@@ -107,7 +107,7 @@ class BlockManager:
         if self._evictions is not None:
             self._evictions.now = now
         if self.tiers is not None:
-            self.tiers.set_time(now)
+            self.tiers.begin_grant(now, reserve.token_s)
         if pins.is_in_use:
             pins.expire(now)
             pins.num_yielded = 0

@@ -50,6 +50,8 @@ class StepCompletion:
         if step.firsts:
             self._report_admissions(step, done)
         state.report.spans(plan.row_ids, done.row_starts, done.row_ends)
+        if plan.chunk_counts:
+            state.prefill_speed.on_step(sum(plan.chunk_counts), done.seconds)
 
         if step.num_removals == state.running.num_removals and self._append_steady(step, done):
             return

@@ -30,5 +30,7 @@ class SchedulerConfig:
     """Sequences that may wait before further requests are refused; 0 means no limit."""
     max_waiting_tokens: int = 0
     """Prompt tokens that may wait; 0 means no limit."""
+    has_quotas: bool = False
+    """Whether the KV-block manager limits what tenants have, and needs to know whose each candidate is."""
     max_waiting_share: float = 1.0
     """Share of both limits that one tenant may use."""

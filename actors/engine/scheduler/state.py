@@ -21,6 +21,7 @@ import attrs
 from ...messages.outcomes import ErrorKind
 from .config import SchedulerConfig
 from .in_flight import StepsInFlight
+from .prefill_speed import PrefillSpeed
 from .report_builder import ReportBuilder
 from .running import RunningSet
 from .sequence import Sequence, Status
@@ -75,6 +76,7 @@ class SchedulerState:
         self.some_blocks_unsent = False
         """Some running sequence may have `unsent_blocks`."""
         self.last_answered_step = 0
+        self.prefill_speed = PrefillSpeed()
         self._ending: dict[int, list[Sequence]] = {}
         """Ended sequences, by the last step that contains them."""
 

@@ -334,3 +334,19 @@ def test_quota_of_a_tenant() -> None:
     assert all(index.holds(key) for key in (*keys_of("a", OTHER, SIZE), *other))
     assert tier.quota is not None
     assert (tier.quota.num_blocks("a"), tier.quota.num_blocks("b")) == (4, 3)
+
+
+def test_partly_cheaper_to_compute() -> None:
+    """What is worth it is loaded, and the miss behind it says that the rest is computed because that is faster."""
+    fixed = FixedCosts(compute_s=0.001, latency_s={Tier.DISK: 1.0}, block_s={})
+    engine = managed(host=4, costs=LoadCosts(LoadPolicy.AUTO, SIZE, fixed))
+    for tier, keys in ((Tier.HOST, KEYS[:1]), (Tier.DISK, KEYS[1:])):
+        taken = engine.tiers[tier].index.take(keys)
+        for key, slot in zip(keys, taken.slots, strict=True):
+            engine.tiers[tier].index.put(key, slot)
+    assert engine.grant(Candidate(1, PROMPT, 13)).loading_ids == [1]
+    (move,) = engine.moves()
+    engine.end(move)
+    granted = engine.grant(Candidate(1, PROMPT, 13))
+    assert granted.admitted_tier_spans == [{"host": [0, 4]}]
+    assert (granted.admitted_misses[0].reason, granted.admitted_misses[0].token) == (MissReason.CHEAPER_TO_COMPUTE, 4)
