@@ -74,7 +74,7 @@ def test_found_after_the_server_has_ended(sent: signal.Signals, tmp_path: Path) 
 
 
 def test_shared_by_two_servers(tmp_path: Path) -> None:
-    """What one server has stored in a bucket, another finds that has the same secret; one with another finds nothing."""
+    """What one server stores in a bucket is found by another with the same secret, and by none with another one."""
     secrets = []
     for name in ("secret", "other"):
         path = tmp_path / name

@@ -14,7 +14,7 @@ import trio
 from quipu.actors.engine.mover.disk_store import DiskStore
 from quipu.actors.messages.tiers import Tier
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client, assert_served, kill_engine, small_runtime
+from tests.runtimes import BLOCK, BLOCK_BYTES, Answer, Client, assert_served, kill_engine, small_runtime
 from tests.traps.wire import samples, settle
 
 LONG = [*prompt_of(12 * BLOCK, seed=1), 300]
@@ -185,3 +185,17 @@ async def test_tenants_share_nothing(tmp_path: Path, autojump_clock: trio.abc.Cl
         other = await client.ask(LONG, domain="b")
         own = await client.ask(LONG, domain="a")
     assert (by_tier(other), by_tier(own)) == ({}, {"disk": 12 * BLOCK})
+
+
+async def test_quota_of_a_tenant(tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:
+    """A tenant keeps no more on the disk than its quota, the blocks used last; another tenant keeps its own."""
+    quota = 8 * BLOCK_BYTES
+    async with small_runtime(**on_disk(tmp_path, kv_quota=quota)) as client:
+        await client.ask(LONG, domain="a")
+        await stored(client)
+        await client.ask(prompt_of(4 * BLOCK, seed=4), domain="b", max_tokens=1)
+        await stored(client)
+        (tier,) = client.engine.block_manager.tiers.by_tier.values()  # type: ignore[union-attr]  # there is one
+        assert tier.quota is not None
+        assert (tier.quota.num_blocks("a"), tier.quota.num_blocks("b")) == (8, 4)
+        assert tier.index.num_used == 12
