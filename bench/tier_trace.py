@@ -32,6 +32,7 @@ from bench.tiers import DrivenEngine, running
 from bench.trace_replay import QUICK_TRACE, TracedRequest, read_trace
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import Engine
+from quipu.actors.messages.tiers import Tier
 from quipu.kernels.fake_blocks import SLOT_BYTES
 
 BLOCK_SIZE = 2
@@ -55,6 +56,7 @@ class Found:
 
     by_tier: Counter[str] = attrs.field(factory=Counter)
     in_second_half: int = 0
+    num_disk_slots: int = 0
     num_written: int = 0
     num_read: int = 0
 
@@ -66,7 +68,11 @@ class Found:
 def infinite_hits(requests: Sequence[TracedRequest]) -> int:
     """Return how many blocks an infinite cache would find."""
     seen: set[int] = set()
-    return sum(_leading(request.hash_ids, seen) for request in requests)
+    hits = 0
+    for request in requests:
+        hits += _leading(request.hash_ids, seen)
+        seen.update(request.hash_ids)
+    return hits
 
 
 def oracle_hits(requests: Sequence[TracedRequest], num_blocks: int) -> int:
@@ -128,6 +134,9 @@ async def replay(requests: Sequence[TracedRequest], sizes: Sizes, *, restarts: b
             async with running(config) as engine:
                 for index in range(begin, end):
                     await _ask(engine, requests[index], found, is_late=index >= half)
+                tiers = engine.engine.block_manager.tiers
+                assert tiers is not None
+                found.num_disk_slots = tiers.by_tier[Tier.DISK].index.num_slots
             found.num_written += engine.num_moved["stored", "disk"]
             found.num_read += engine.num_moved["loaded", "disk"]
     return found
@@ -148,12 +157,12 @@ async def measure(requests: Sequence[TracedRequest], all_sizes: Sequence[Sizes])
     for sizes in all_sizes:
         found = await replay(requests, sizes)
         restarted = await replay(requests, sizes, restarts=True)
-        oracle = oracle_hits(requests, sizes.device + sizes.host + sizes.disk)
+        oracle = oracle_hits(requests, sizes.device + sizes.host + found.num_disk_slots)
         rows.append(
             {
                 "device": sizes.device,
                 "host": sizes.host,
-                "disk": sizes.disk,
+                "disk": found.num_disk_slots,
                 "hits": dict(found.by_tier),
                 "share": found.num / most,
                 "of_oracle": found.num / oracle,

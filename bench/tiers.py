@@ -86,6 +86,7 @@ class DrivenEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = Engine(config, load_executor(config))
+        self._block_size = config.block_size
         self.reports: Channel[EngineNews] = Channel(8)
         self.num_moved: Counter[tuple[str, str]] = Counter()
         """Blocks that were stored in a tier, and loaded from it."""
@@ -97,7 +98,7 @@ class DrivenEngine:
         served: dict[int, Served] = {}
         open_ids: set[int] = set()
         for prompt in prompts:
-            keys = chain_keys(ROOT_KEY, prompt, BLOCK_SIZE)
+            keys = chain_keys(ROOT_KEY, prompt, self._block_size)
             sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
             served[self._next_id] = Served(0.0, 0.0, 0, {})
             open_ids.add(self._next_id)

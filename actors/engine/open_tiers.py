@@ -91,7 +91,7 @@ def open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
             folder=str(disk.folder),
             num_blocks=disk.num_slots,
             num_found=len(disk.stored),
-            discarded=disk.discarded,
+            num_discarded=disk.discarded.num_segments,
         )
         queue = WriteBehind(index, policy, most_waiting)
         tiers.append(LowerTier(Tier.DISK, index, queue))

@@ -195,7 +195,9 @@ async def test_quota_of_a_tenant(tmp_path: Path, autojump_clock: trio.abc.Clock)
         await stored(client)
         await client.ask(prompt_of(4 * BLOCK, seed=4), domain="b", max_tokens=1)
         await stored(client)
-        (tier,) = client.engine.block_manager.tiers.by_tier.values()  # type: ignore[union-attr]  # there is one
+        tiers = client.engine.block_manager.tiers
+        assert tiers is not None
+        tier = tiers.by_tier[Tier.DISK]
         assert tier.quota is not None
         assert (tier.quota.num_blocks("a"), tier.quota.num_blocks("b")) == (8, 4)
         assert tier.index.num_used == 12
