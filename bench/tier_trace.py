@@ -108,6 +108,7 @@ def config_of(sizes: Sizes, longest: int, folder: Path) -> EngineConfig:
         kv_host_memory=sizes.host * BLOCK_BYTES if sizes.host else None,
         kv_disk=str(folder / "kv"),
         kv_disk_size=sizes.disk * RECORD_BYTES,
+        kv_load="always",  # computing takes no time here
         eos_token_ids=(),
         watermark=0.0,
     )

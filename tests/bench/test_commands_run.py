@@ -55,6 +55,7 @@ COMMANDS_HERE = {
     "bench.routing": (),
     "bench.sampling": (),
     "bench.structured": (),
+    "bench.tier_trace": (),
     "bench.tiers": (),
     "bench.vllm_runner": (),
 }

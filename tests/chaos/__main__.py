@@ -1,6 +1,7 @@
 """Servers under load whose processes are killed and whose surroundings fail, and what their clients and ledgers say.
 
-    python -m tests.chaos [--minutes 5] [--engines 1] [--executor vllm] [--seed N] [--json] [--quick]
+    python -m tests.chaos [--minutes 5] [--engines 1] [--executor vllm] [--tiers] [--seed N] [--json]
+                          [--quick]
                           [--parts load clients tokens] [--clients 10000] [--tokens 12]
 
 `make chaos` runs this. The parts:
@@ -10,7 +11,8 @@
              15 seconds apart (any of several; they are also drained, removed and added), memory and descriptors are
              lowered, the ledger's database is stopped and started, and the disk with the ledger's files and the log
              fills. Both have a host tier, and far less room on the device. Every answer is compared with the
-             undisturbed one, and every record with the answer.
+             undisturbed one, and every record with the answer. With `--tiers`, both also keep KV on a disk and in a
+             bucket; bytes of the disk's files are changed, and the bucket is gone for a second at a time.
     clients  clients that connect, ask and vanish at random moments; the server must then hold what it held before
     tokens   an engine is killed at every token of a streamed, a plain, a constrained, a scored and an n = 4 request,
              and in every step of such requests whose steps yield up to four tokens
@@ -43,6 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=10_000, help="that vanish (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=12, help="at which an engine is killed (default: %(default)s)")
     parser.add_argument("--executor", choices=["vllm"], help="of the model (default: our kernels)")
+    parser.add_argument(
+        "--tiers", action="store_true", help="servers also keep KV on a disk and in a bucket, which fail"
+    )
     parser.add_argument("--seed", type=int, default=None, help="default: random")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(default: all)")
     parser.add_argument("--json", action="store_true", help="print the report alone")
@@ -68,7 +73,10 @@ def main(argv: list[str] | None = None) -> int:
             match part:
                 case "load":
                     seconds = 2.0 if quick else 60 * arguments.minutes
-                    report["load"] = run_load(folder, seconds, seed, report["left_out"], num_engines, quick=quick)
+                    left_out = report["left_out"]
+                    report["load"] = run_load(
+                        folder, seconds, seed, left_out, num_engines, quick=quick, has_tiers=arguments.tiers
+                    )
                 case "clients":
                     num_clients = 20 if quick else arguments.clients
                     report["clients"] = run_vanishing_clients(folder, num_clients, seed, num_engines)

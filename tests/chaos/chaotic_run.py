@@ -27,6 +27,7 @@ from tests.chaos.disturbances import (
 )
 from tests.chaos.load import Tally, ask_undisturbed, run_client
 from tests.chaos.questions import fixed_questions
+from tests.chaos.tier_faults import Tiers
 from tests.e2e.engine_list import engine_samples, list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command, start_quipu
 from tests.postgres import CannotRun, Postgres, running_cluster
@@ -69,7 +70,14 @@ class Scene:
 
 
 def run_load(
-    folder: Path, seconds: float, seed: int, left_out: list[str], num_engines: int, *, quick: bool
+    folder: Path,
+    seconds: float,
+    seed: int,
+    left_out: list[str],
+    num_engines: int,
+    *,
+    quick: bool,
+    has_tiers: bool = False,
 ) -> dict[str, Any]:
     """Run the load for `seconds`, on servers of `num_engines` each. Adds to `left_out` what cannot be done here.
 
@@ -87,6 +95,12 @@ def run_load(
         elif EXECUTOR != "vllm":
             tiny = Scene("tiny model", folder / "tiny", TINY_MODEL, num_engines, NUM_TINY_CLIENTS, asks_fresh=False)
             scenes.append(tiny)
+        tiers: dict[str, Tiers] = {}
+        if has_tiers:
+            for scene in scenes:
+                (below := folder / f"tiers of {scene.name}").mkdir()
+                tiers[scene.name] = Tiers(below)
+                scene.flags = [*scene.flags, *tiers[scene.name].flags("8MiB" if scene.flags is FAKE else "32MiB")]
         servers = [stack.enter_context(_serving(scene)) for scene in scenes]
         pool = stack.enter_context(ThreadPoolExecutor(64))
         tasks: list[Future[None]] = []
@@ -103,6 +117,9 @@ def run_load(
             starting = threading.Lock()
             several = Engines(server, num_engines, starting)
             around = Around(server, starting, scene.database, scene.disk)
+            if scene.name in tiers:
+                rng = random.Random(f"{seed} {scene.name} tiers")
+                tasks.append(pool.submit(tiers[scene.name].disturb, rng, stopping))
             for disturb, what in ((disturb_engines, several), (disturb_surroundings, around)):
                 rng = random.Random(f"{seed} {scene.name} {disturb.__name__}")
                 tasks.append(pool.submit(disturb, what, timeline, pace, rng, stopping))
@@ -124,6 +141,8 @@ def run_load(
     whole = {name: sum(report[name] for report in reports) for name in TOTALS}
     problems = [f"{scene.name}: {problem}" for scene in scenes for problem in scene.tally.problems]
     problems += [f"{name} is {whole[name]}" for name in MUST_BE_ZERO if whole[name]]
+    for name, below in tiers.items():
+        timeline.counts.update({f"{name}: {what}": num for what, num in below.counts.items()})
     servers_report = {scene.name: report for scene, report in zip(scenes, reports, strict=True)}
     return {**whole, "disturbances": dict(timeline.counts), "servers": servers_report, "problems": problems}
 
@@ -233,11 +252,15 @@ def _report(scene: Scene, books: Books, metrics: dict[str, float]) -> dict[str, 
     }
     resumed = sum(value for name, value in metrics.items() if name.startswith("requests_resumed_total"))
     about_books = {name: value for name, value in attrs.asdict(books).items() if name != "problems"}
-    loaded = metrics['kv_tier_loaded_blocks_total{tier="host"}']
+    by_tier = {
+        tier: metrics.get(f'kv_tier_loaded_blocks_total{{tier="{tier}"}}', 0.0) for tier in ("host", "disk", "remote")
+    }
     return {
         **counted,
         **about_books,
         "resumed": resumed,
-        "blocks_loaded": loaded,
+        "blocks_loaded": sum(by_tier.values()),
+        "blocks_loaded_by_tier": by_tier,
+        "blocks_corrupt_on_disk": metrics.get('kv_tier_corrupt_total{tier="disk"}', 0.0),
         "by_question": dict(tally.by_question),
     }

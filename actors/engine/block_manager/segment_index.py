@@ -121,7 +121,7 @@ class SegmentIndex:
         self._rescues.clear()
         if not self._blank and self._sealed:
             worthy = [key for key in self._keys_in(self._sealed[0]) if key in self._used or self.is_kept(key)]
-            self._rescues.extend(worthy[: self._segment_blocks // 2])
+            self._rescues.extend(worthy[: self._segment_blocks * 7 // 8])
         return True
 
     def _keys_in(self, segment: int) -> list[bytes]:
