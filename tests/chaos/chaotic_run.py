@@ -141,8 +141,8 @@ def run_load(
     whole = {name: sum(report[name] for report in reports) for name in TOTALS}
     problems = [f"{scene.name}: {problem}" for scene in scenes for problem in scene.tally.problems]
     problems += [f"{name} is {whole[name]}" for name in MUST_BE_ZERO if whole[name]]
-    for name, below in tiers.items():
-        timeline.counts.update({f"{name}: {what}": num for what, num in below.counts.items()})
+    for name, its_tiers in tiers.items():
+        timeline.counts.update({f"{name}: {what}": num for what, num in its_tiers.counts.items()})
     servers_report = {scene.name: report for scene, report in zip(scenes, reports, strict=True)}
     return {**whole, "disturbances": dict(timeline.counts), "servers": servers_report, "problems": problems}
 

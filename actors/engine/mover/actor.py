@@ -13,7 +13,7 @@ progress. An exception here ends the engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import structlog
 import trio
@@ -40,6 +40,8 @@ from .write_rate import RateLimit
 log = structlog.get_logger()
 
 Delay = Callable[[], float]
+A = TypeVar("A")
+R = TypeVar("R")
 
 LOAD_TIMEOUT_S = 30.0
 """How long sequences wait for a load, including earlier loads in the queue: many times as long as a normal load."""
@@ -127,10 +129,14 @@ class _Mover:
         self._results.post(result)
 
     async def _carry(self, move: Move) -> MoveResult:
+        return await self._call(self._carrier.carry, move)
+
+    async def _call(self, call: Callable[[A], R], argument: A) -> R:
+        """Call what copies, reads or writes: in a thread, or in the loop where a test wants that."""
         if self._delay_in_loop is None:
-            return await run_in_thread(self._carrier.carry, move, limiter=self._threads)
+            return await run_in_thread(call, argument, limiter=self._threads)
         await trio.sleep(self._delay_in_loop())
-        return self._carrier.carry(move)
+        return call(argument)
 
     def begin_wait(self, number: int) -> trio.CancelScope:
         """Return a scope that is cancelled when a load is over."""
@@ -150,7 +156,7 @@ class _Mover:
         pages = store.list_names()
         try:
             while True:
-                page = await run_in_thread(next, pages, limiter=self._threads)
+                page = await self._call(next, pages)
                 self._results.post(page)
                 if page.is_last:
                     return
@@ -159,6 +165,6 @@ class _Mover:
 
     async def _clear(self, tier: Tier) -> None:
         try:
-            await run_in_thread(self._carrier.clear, tier, limiter=self._threads)
+            await self._call(self._carrier.clear, tier)
         except OSError as error:
             log.error("kv_tier.not_cleared", tier=tier.value, error=f"{type(error).__name__}: {error}")

@@ -61,7 +61,7 @@ class BlockMemory(Protocol):
 
 @attrs.frozen
 class Run:
-    """Blocks of a move whose slots below the device are consecutive: indexes `first` to `end`, exclusive."""
+    """Blocks of a move that are copied together: indexes `first` to `end`, exclusive."""
 
     first: int
     end: int
@@ -130,10 +130,10 @@ class BlockCarrier:
             if move.target is Tier.DEVICE:
                 self._load(move, moved, wrong)
             elif move.source is Tier.DEVICE:
-                for run in _runs_of(move.targets):
+                for run in _runs_of(move.targets, has_order=move.target is not Tier.REMOTE):
                     self._store(move, run, moved)
             else:
-                for run in _runs_of(move.targets):
+                for run in _runs_of(move.targets, has_order=move.target is not Tier.REMOTE):
                     self._transfer(move, run, moved, wrong)
         except TierLostError as error:
             return MoveFailed(move.number, moved, wrong, str(error), error.tier)
@@ -202,7 +202,7 @@ class BlockCarrier:
 
     def _load(self, move: Move, moved: list[int], wrong: dict[int, LoadFailure]) -> None:
         self._tags.forget(move.targets)
-        runs = list(_runs_of(move.sources, is_scattered=move.source is Tier.REMOTE))
+        runs = list(_runs_of(move.sources, has_order=move.source is not Tier.REMOTE))
         for run, loaded in zip(runs, self._load_runs(move, runs), strict=False):
             end = loaded.end
             self._tags.set_loaded(move.targets[run.first : end], move.keys[run.first : end])
@@ -290,11 +290,11 @@ class BlockCarrier:
         return memory[first * self.block_bytes : (first + count) * self.block_bytes]
 
 
-def _runs_of(slots: Sequence[int], *, is_scattered: bool = False) -> Iterator[Run]:
-    """Yield blocks in runs of consecutive slots, or one by one."""
+def _runs_of(slots: Sequence[int], *, has_order: bool = True) -> Iterator[Run]:
+    """Yield blocks in runs of consecutive slots, or of any if their order has no meaning."""
     first = 0
     for end in range(1, len(slots) + 1):
-        is_full = is_scattered or end - first == MOST_TOGETHER
-        if end == len(slots) or slots[end] != slots[end - 1] + 1 or is_full:
+        is_cut = end == len(slots) or (has_order and slots[end] != slots[end - 1] + 1)
+        if is_cut or end - first == MOST_TOGETHER:
             yield Run(first, end)
             first = end
