@@ -1,4 +1,4 @@
-"""Measure what the host tier costs a step, and how soon a prompt answers whose KV lies there.
+"""Measure what tiers below the device cost a step, and how soon a prompt answers whose KV lies there.
 
     python -m bench.tiers [--json] [--quick] [--rounds 7] [--layers 28] [--tokens 4096] [--executor cpu]
 
@@ -14,6 +14,13 @@ ratios of the pairs.
 for one token. `value` is the time to that token from the host minus that from the device, divided by the time of a
 plain copy: `write_blocks` of as many blocks, right after it, by the thread that runs everything else. The median of the
 rounds.
+
+`first_token_disk`: likewise for a prompt that lies on the disk, divided by the time to its first token if it is
+computed. Files are read past the page cache wherever the file system allows it, so that a prompt is never read faster
+than when it was stored long ago.
+
+`store_disk_p99`: the 99th percentile of the time of a step in which eight sequences decode, in an engine that stores
+what it computes on a disk, divided by that in one that stores nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +61,13 @@ from quipu.actors.shared.block_keys import chain_keys
 BLOCK_SIZE = 16
 ROOT_KEY = bytes(32)
 NUM_DECODING = 8
-LIMITS = {"store_prefill": 0.02, f"store_decode_{NUM_DECODING}": 0.02, "first_token_host": 1.3}
+LIMITS = {
+    "store_prefill": 0.02,
+    f"store_decode_{NUM_DECODING}": 0.02,
+    "first_token_host": 1.3,
+    "first_token_disk": 0.5,
+    "store_disk_p99": 1.05,
+}
 
 
 @attrs.frozen
@@ -79,6 +92,8 @@ class Served:
     """Both from its submission."""
     num_steps: int
     by_tier: dict[str, int]
+    step_s: list[float] = attrs.field(factory=list)
+    """Between the reports of steps, while it was served."""
 
 
 class DrivenEngine:
@@ -105,6 +120,7 @@ class DrivenEngine:
             await self.engine.receive(Submit(self._next_id, prompt, ROOT_KEY, keys, sampling))
             self._next_id += 1
         num_steps = 0
+        reported, step_s = 0.0, []
         while open_ids:
             for report in await self.reports.receive_all():
                 if not isinstance(report, StepReport):
@@ -114,6 +130,9 @@ class DrivenEngine:
                     self.num_moved["stored", tier.tier.value] += tier.num_stored
                     self.num_moved["loaded", tier.tier.value] += tier.num_loaded
                 num_steps += bool(report.span_ids)
+                if report.span_ids:
+                    step_s.append(now - reported)
+                    reported = now
                 for index, sequence_id in enumerate(report.admitted_ids):
                     tiers = report.admitted_tiers[index] if report.admitted_tiers else None
                     served[sequence_id].by_tier = tiers or {"device": report.admitted_reused[index]}
@@ -122,6 +141,7 @@ class DrivenEngine:
                 for sequence_id in report.terminal_ids:
                     open_ids.discard(sequence_id)
                     served[sequence_id].end_s, served[sequence_id].num_steps = now, num_steps
+                    served[sequence_id].step_s = step_s
         return list(served.values())
 
 
@@ -147,7 +167,9 @@ class Prompts:
         return self._draw.choices(range(1000, SHAPE["vocab_size"]), k=num_tokens)
 
 
-def config_of(folder: Path, executor: str, num_blocks: int, host_bytes: int | None) -> EngineConfig:
+def config_of(
+    folder: Path, executor: str, num_blocks: int, host_bytes: int | None, disk_bytes: int | None = None
+) -> EngineConfig:
     return EngineConfig(
         model_path=str(folder),
         load_format="dummy",
@@ -155,6 +177,9 @@ def config_of(folder: Path, executor: str, num_blocks: int, host_bytes: int | No
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
         kv_host_memory=host_bytes,
+        kv_disk=None if disk_bytes is None else str(folder / "kv"),
+        kv_disk_size=disk_bytes,
+        kv_load="always",
         max_model_len=(num_blocks - 1) * BLOCK_SIZE,
         eos_token_ids=(),
     )
@@ -247,6 +272,82 @@ async def measure_first_token(folder: Path, sizes: Sizes, executor: str) -> dict
     }
 
 
+# ---------------------------------------------------------------- the disk
+
+
+async def measure_disk(folder: Path, sizes: Sizes, executor: str) -> list[dict[str, Any]]:
+    """Return the rows about a disk."""
+    return [await _first_token_disk(folder, sizes, executor), await _store_disk(folder, sizes, executor)]
+
+
+async def _first_token_disk(folder: Path, sizes: Sizes, executor: str) -> dict[str, Any]:
+    prompt_blocks = sizes.prompt // BLOCK_SIZE
+    num_blocks = prompt_blocks + 2
+    seen: dict[str, list[float]] = {"device": [], "disk": [], "computed": []}
+    config = config_of(folder, executor, num_blocks, None, 4 * num_blocks * (block_bytes() + 8192))
+    async with running(config) as engine:
+        prompts = Prompts()
+        pair = [prompts.next(sizes.prompt + 1) for _ in range(2)]
+        for number, prompt in enumerate(pair, 1):
+            (cold,) = await engine.ask(prompt)
+            seen["computed"].append(cold.first_token_s)
+            with trio.fail_after(60):
+                while engine.num_moved["stored", "disk"] < number * prompt_blocks:
+                    await engine.ask([1])
+        for index in range(sizes.rounds):
+            prompt = pair[index % 2]
+            (disk,) = await engine.ask(prompt)
+            (device,) = await engine.ask(prompt)
+            if disk.by_tier.get("disk") != sizes.prompt or device.by_tier.get("disk"):
+                raise RuntimeError(f"found {disk.by_tier} and then {device.by_tier}")
+            seen["disk"].append(disk.first_token_s)
+            seen["device"].append(device.first_token_s)
+    medians = {name: statistics.median(values) for name, values in seen.items()}
+    return {
+        "name": "first_token_disk",
+        "value": (medians["disk"] - medians["device"]) / medians["computed"],
+        "unit": "of computing it",
+        "limit": LIMITS["first_token_disk"],
+        "tokens": sizes.prompt,
+        "mib": prompt_blocks * block_bytes() / 2**20,
+        **{f"{name}_ms": value * 1000 for name, value in medians.items()},
+    }
+
+
+async def _store_disk(folder: Path, sizes: Sizes, executor: str) -> dict[str, Any]:
+    num_blocks = 2 * NUM_DECODING * (sizes.decode + BLOCK_SIZE) // BLOCK_SIZE + 8
+    disk_bytes = 8 * num_blocks * (block_bytes() + 8192)
+    async with (
+        running(config_of(folder, executor, num_blocks, None)) as without,
+        running(config_of(folder, executor, num_blocks, None, disk_bytes)) as storing,
+    ):
+        prompts = Prompts()
+        times: dict[DrivenEngine, list[float]] = {without: [], storing: []}
+        for index in range(sizes.rounds + 1):
+            order = (without, storing) if index % 2 else (storing, without)
+            several = [prompts.next(BLOCK_SIZE) for _ in range(NUM_DECODING)]
+            for engine in order:
+                served = await engine.ask(*several, max_tokens=sizes.decode)
+                if index:  # not the first, in which pages are touched
+                    times[engine] += served[-1].step_s[NUM_DECODING:]
+        num_stored = storing.num_moved["stored", "disk"]
+        if not num_stored:
+            raise RuntimeError("nothing was stored")
+    p99 = {engine: sorted(values)[int(0.99 * len(values))] for engine, values in times.items()}
+    return {
+        "name": "store_disk_p99",
+        "value": p99[storing] / p99[without],
+        "unit": "of a step without a disk",
+        "limit": LIMITS["store_disk_p99"],
+        "stored_blocks": num_stored,
+        "steps": len(times[storing]),
+        "step_ms": p99[without] * 1000,
+        "storing_step_ms": p99[storing] * 1000,
+        "median_step_ms": statistics.median(times[without]) * 1000,
+        "median_storing_step_ms": statistics.median(times[storing]) * 1000,
+    }
+
+
 async def _settle(engine: DrivenEngine, num_stored: int) -> None:
     """Run steps that evict nothing until so many blocks have been stored: of all prompts that were served."""
     with trio.fail_after(60):
@@ -285,7 +386,11 @@ async def measure(sizes: Sizes, executor: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(SHAPE))
-        rows = [await measure_first_token(folder, sizes, executor), *await measure_stores(folder, sizes, executor)]
+        rows = [
+            await measure_first_token(folder, sizes, executor),
+            *await measure_stores(folder, sizes, executor),
+            *await measure_disk(folder, sizes, executor),
+        ]
     return {"rows": rows, "layers": SHAPE["num_hidden_layers"], "rounds": sizes.rounds}
 
 

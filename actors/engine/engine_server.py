@@ -143,7 +143,9 @@ def main(argv: list[str]) -> int:
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
             log.error("engine.shortage", error=str(error) or type(error).__name__)
-            with contextlib.suppress(OSError):  # no descriptor for its loop either: the connection ends with the process
+            with contextlib.suppress(
+                OSError
+            ):  # no descriptor for its loop either: the connection ends with the process
                 trio.run(trio.aclose_forcefully, admission.stream)
             log_writer.drain()
             return os.EX_TEMPFAIL
