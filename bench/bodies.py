@@ -358,7 +358,10 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     if endpoint == LOOKUP:
         url = draw(st.sampled_from(list(LIMIT)))
         told = draw(mostly(st.just(url), JUNK))
-        return b'{"url": %b, "body": %b}' % (json.dumps(told).encode(), draw(bodies(url)))
+        prefetch = draw(
+            st.sampled_from([b"", b', "prefetch": true', b', "prefetch": %b' % json.dumps(draw(JUNK)).encode()])
+        )
+        return b'{"url": %b, "body": %b%b}' % (json.dumps(told).encode(), draw(bodies(url)), prefetch)
     body: dict[str, Any] = {"model": MODEL}
     if endpoint in LIMIT:
         body[LIMIT[endpoint]] = draw(MAX_TOKENS)

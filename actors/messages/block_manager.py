@@ -57,7 +57,7 @@ class CacheMiss:
 
 @attrs.frozen
 class LookUp:
-    """Report what a sequence with this prompt would find in the cache. Changes nothing. Answered by `LookedUp`."""
+    """Report what a sequence with this prompt would find in the cache. Answered by `LookedUp`."""
 
     number: int
     prompt_token_ids: list[int]
@@ -66,6 +66,8 @@ class LookUp:
     reads_cache: bool = True
     affinity: bytes = b""
     """Affinity key for the router, which asks the engine that it would send such a sequence to."""
+    prefetch: bool = False
+    """Begin to load what is found in lower tiers, if there is room. If False, nothing is changed."""
 
 
 class Reserve(msgspec.Struct, frozen=True, gc=False):

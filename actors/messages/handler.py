@@ -43,6 +43,8 @@ class LookedUp:
     miss: CacheMiss
     num_tokens_by_tier: dict[str, int] = attrs.field(factory=dict)
     """Those of `num_cached_tokens` that would be loaded from lower tiers, by tier."""
+    prefetching_tokens: int = 0
+    """Those of them that are on their way because the `LookUp` asked for it."""
     pinned_for_s: float | None = None
     """Seconds until the last pin expires that ends within the cached prefix. None: there is none."""
     engine_id: int = 0

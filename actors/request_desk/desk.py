@@ -104,8 +104,8 @@ class RequestDesk:
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         return await self._questions.count_tokens(prompt, prompt_param, tenant)
 
-    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
-        return await self._questions.look_up(request)
+    async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
+        return await self._questions.look_up(request, prefetch=prefetch)
 
     # ------------------------------------------------------------ for open requests
 

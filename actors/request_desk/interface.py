@@ -200,8 +200,10 @@ class Desk(Protocol):
         Raises PromptRefused, also if the prompt exceeds the context length, and DeskClosed.
         """
 
-    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
-        """Return what each prompt of a request would find in the cache now. Opens no account and changes nothing.
+    async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
+        """Return what each prompt of a request would find in the cache now. Opens no account.
+
+        `prefetch`: let the engine begin to load what it finds in lower tiers. If False, nothing is changed.
 
         Counts as an open request until it is answered. Raises PromptRefused for what would be refused as a request, or
         if no engine can answer, and DeskClosed.

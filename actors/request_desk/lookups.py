@@ -49,13 +49,15 @@ class Lookups:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def ask(self, keyed: Keyed, affinity: bytes) -> LookedUp | RequestError:
+    async def ask(self, keyed: Keyed, affinity: bytes, *, prefetch: bool = False) -> LookedUp | RequestError:
         """Ask the engine that a sequence with this prompt would be sent to."""
         await self._slots.acquire()
         number, question = self._next_number, _Question()
         self._next_number += 1
         self._waiting[number] = question
-        self._post(LookUp(number, keyed.token_ids, keyed.root_key, keyed.block_keys, keyed.reads_cache, affinity))
+        self._post(
+            LookUp(number, keyed.token_ids, keyed.root_key, keyed.block_keys, keyed.reads_cache, affinity, prefetch)
+        )
         try:
             await question.answered.wait()
         finally:

@@ -42,22 +42,22 @@ class PromptQuestions:
         assert isinstance(counted, Counted)
         return counted.num_tokens
 
-    async def look_up(self, request: Encode) -> list[PromptLookUp]:
+    async def look_up(self, request: Encode, *, prefetch: bool) -> list[PromptLookUp]:
         self._check_room()
         self.num_open += 1
         try:
-            return [await self._look_up(attrs.evolve(request, prompts=(p,))) for p in request.prompts]
+            return [await self._look_up(attrs.evolve(request, prompts=(p,)), prefetch) for p in request.prompts]
         finally:
             self.num_open -= 1
 
-    async def _look_up(self, request: Encode) -> PromptLookUp:
+    async def _look_up(self, request: Encode, prefetch: bool) -> PromptLookUp:
         """Look up the only prompt of `request`."""
         (prompt,) = request.prompts
         if isinstance(prompt, ChatPrompt):
             request = attrs.evolve(request, prompts=(attrs.evolve(prompt, locates_parts=True),))
         keyed = await self._ask(lambda slot: KeyPrompt(request, slot))
         assert isinstance(keyed, Keyed)
-        looked_up = await self._lookups.ask(keyed, request.affinity)
+        looked_up = await self._lookups.ask(keyed, request.affinity, prefetch=prefetch)
         if isinstance(looked_up, RequestError):
             raise PromptRefused(looked_up)
         found = attrs.asdict(looked_up, recurse=False)

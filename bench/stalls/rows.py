@@ -154,6 +154,11 @@ ROWS: Sequence[Row] = (
         one(LOOKUP, lambda: _looked_up(CHAT, chat([said("Hello.") for _ in range(10_000)])), 4),
         concurrency=4,
     ),
+    Row(
+        "look-up of 4 MB to prefetch",
+        one(LOOKUP, lambda: _looked_up(CHAT, chat([said(text_of(4 * MEBIBYTE))])) | {"prefetch": True}, 4),
+        concurrency=4,
+    ),
     Row("look-up of messages of one role", one(LOOKUP, lambda: _looked_up(MESSAGES, _same_role()), 4), concurrency=4),
     Row(
         "look-ups, left",

@@ -206,6 +206,8 @@ class FakeDesk:
     found: PromptLookUp = FOUND
     """What every prompt finds in the cache."""
     looked_up: list[Encode] = attrs.field(factory=list)
+    prefetched: list[bool] = attrs.field(factory=list)
+    """Whether each of these was to be prefetched."""
     engine_list: list[EngineStatus] = attrs.field(factory=lambda: [EngineStatus(0, 1, EngineState.READY)])
     """Its engines; those that are drained or removed stay until the test removes them."""
     explain: Explain = lambda request_id, tenant: None
@@ -217,9 +219,10 @@ class FakeDesk:
         await trio.lowlevel.checkpoint()
         return self.counted(prompt, prompt_param)
 
-    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
+    async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
         await trio.lowlevel.checkpoint()
         self.looked_up.append(request)
+        self.prefetched.append(prefetch)
         return [self.found for _ in request.prompts]
 
     def new_request_id(self) -> str:

@@ -109,7 +109,7 @@ class StandInDesk:
             return len(ANSWER)  # nothing is tokenized here
         return await self._desk.count_tokens(prompt, prompt_param, tenant)
 
-    async def look_up(self, request: Encode, /) -> Sequence[PromptLookUp]:
+    async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
         raise DeskClosed("Nothing is looked up for this request.")
 
     def health(self) -> Health:

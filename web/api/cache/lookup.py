@@ -1,7 +1,8 @@
 """`POST /v1/cache/lookup`: what of a request's prompts is cached now, and where that ends.
 
 The request is written as a line of a batch file: `url` and `body`. It is read, rendered, encoded and keyed as for being
-served, and then looked up in the engine that would serve it. No account is opened, and no cache is changed.
+served, and then looked up in the engine that would serve it. No account is opened. With `prefetch`, the engine begins
+to load what it finds in lower tiers; otherwise no cache is changed.
 
 What must always hold: a client learns of its own tenant's cache only, and of the salt that it names; the numbers are
 those that the request would report if it were admitted now.
@@ -31,7 +32,7 @@ from ...request.request_context import current_request_context
 from ..answer import Reader, read_reply, whole_response
 from ..anthropic.routes import read_message
 from ..bodies import take_body
-from ..fields import Fields, missing, parse_object, wrong_type
+from ..fields import Fields, missing, parse_object, read_boolean, wrong_type
 from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
 from ..openai.responses_routes import read as read_response
 from ..openai.routes import read_chat, read_completion
@@ -40,6 +41,7 @@ from ..usage import all_tiers, miss_for_client
 ENDPOINT = "/v1/cache/lookup"
 BATCH_FIELDS = frozenset({"body", "custom_id", "method", "url"})
 """Those of a line of a batch file."""
+PREFETCH = "prefetch"
 _BEGINS_WITH_COMPLETIONS = re.compile(rb'\s*\{\s*"url"\s*:\s*"/v1/completions"\s*,')
 _READERS: Mapping[str, Reader] = {
     CHAT: read_chat,
@@ -54,14 +56,14 @@ def install_lookup(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
 
     @app.post(ENDPOINT)
     async def look_up() -> Response:
-        request = await _read(desk, options)
-        found = await desk.look_up(request)
+        request, prefetch = await _read(desk, options)
+        found = await desk.look_up(request, prefetch=prefetch)
         del request
         return await whole_response(_pieces(found, time.time()))
 
 
-async def _read(desk: Desk, options: AppOptions) -> Encode:
-    """Return the current request as the endpoint that it names would serve it. Raises APIError."""
+async def _read(desk: Desk, options: AppOptions) -> tuple[Encode, bool]:
+    """Return the current request as the endpoint that it names would serve it, and `prefetch`. Raises APIError."""
     data, share = await take_body()
     # only a completion may have as many values as a prompt has token ids
     has_ids = _BEGINS_WITH_COMPLETIONS.match(data) is not None
@@ -76,7 +78,8 @@ async def _read(desk: Desk, options: AppOptions) -> Encode:
         raise bad_value("url", "must be given once")
     if fields.get("method") not in (None, "POST"):
         raise bad_value("method", "must be `POST`")
-    for name in parsed.keys() - BATCH_FIELDS:
+    prefetch = parsed.get(PREFETCH) is not None and read_boolean(parsed[PREFETCH], PREFETCH)
+    for name in parsed.keys() - BATCH_FIELDS - {PREFETCH}:
         raise unknown_parameter(name[:64])
     body = parsed.get("body")
     if body is None:
@@ -85,7 +88,7 @@ async def _read(desk: Desk, options: AppOptions) -> Encode:
         raise wrong_type("body", "an object")
     del parsed, fields
     reply, context = await read_reply(url, read, body, desk, options), current_request_context()
-    return reply.wanted.encode(context.request_id, context.principal.tenant)
+    return reply.wanted.encode(context.request_id, context.principal.tenant), prefetch
 
 
 def _pieces(found: Sequence[PromptLookUp], now: float) -> Iterator[bytes]:
@@ -102,6 +105,7 @@ def _described(found: PromptLookUp, now: float) -> dict[str, Any]:
         "prompt_tokens": found.num_prompt_tokens,
         "cached_tokens": found.num_cached_tokens,
         "cached_tokens_by_tier": all_tiers(found.num_cached_tokens, by_tier),
+        "prefetching_tokens": found.prefetching_tokens,
         "engine": found.engine_id,
         "pinned_until": None if found.pinned_for_s is None else int(now + found.pinned_for_s),
         "ends_at": _end(found),

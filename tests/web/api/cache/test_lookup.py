@@ -72,16 +72,38 @@ async def test_the_answer_says_where_and_why_the_prefix_ends() -> None:
         "prompt_tokens": 40,
         "cached_tokens": 32,
         "cached_tokens_by_tier": {"device": 32, "host": 0, "disk": 0, "remote": 0, "unattributed": 0},
+        "prefetching_tokens": 0,
         "engine": 3,
         "ends_at": {"token": 35, "message": 1, "part": 1, "reason": "diverged"},
     }
 
 
-async def test_tiers() -> None:
-    """Tokens that would be loaded from the host are listed apart from those on the device."""
-    _, answer = await look_up(FakeDesk(found=attrs.evolve(FOUND, num_tokens_by_tier={"host": 16})), CHAT, BODIES[CHAT])
+@pytest.mark.parametrize("lower", [{"host": 16}, {"disk": 16}, {"host": 8, "disk": 8, "remote": 16}])
+async def test_tiers(lower: dict[str, int]) -> None:
+    """Tokens that would be loaded from lower tiers are listed by tier, apart from those on the device."""
+    _, answer = await look_up(FakeDesk(found=attrs.evolve(FOUND, num_tokens_by_tier=lower)), CHAT, BODIES[CHAT])
     tiers = answer["prompts"][0]["cached_tokens_by_tier"]
-    assert tiers == {"device": 16, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
+    assert tiers == {"host": 0, "disk": 0, "remote": 0, "unattributed": 0, **lower, "device": 32 - sum(lower.values())}
+
+
+@pytest.mark.parametrize("fields", [{}, {"prefetch": False}, {"prefetch": None}, {"prefetch": True}], ids=str)
+async def test_prefetch(fields: dict[str, Any]) -> None:
+    """The engine is only asked to prefetch if the client says so; the answer says how many tokens are on their way."""
+    desk = FakeDesk(found=attrs.evolve(FOUND, prefetching_tokens=16 if fields.get("prefetch") else 0))
+    exchange, answer = await look_up(desk, COMPLETIONS, BODIES[COMPLETIONS], **fields)
+    assert exchange.status == 200 and desk.prefetched == [fields.get("prefetch") or False]
+    assert [prompt["prefetching_tokens"] for prompt in answer["prompts"]] == [16 if desk.prefetched[0] else 0] * 2
+
+
+async def test_prefetch_is_a_boolean() -> None:
+    """Nothing else is taken for `prefetch`, and no body of a request has it."""
+    for fields in ({"prefetch": 1}, {"prefetch": "true"}):
+        desk = FakeDesk()
+        exchange, answer = await look_up(desk, CHAT, BODIES[CHAT], **fields)
+        assert (exchange.status, answer["error"]["param"], desk.looked_up) == (400, "prefetch", [])
+    desk = FakeDesk()
+    await look_up(desk, CHAT, {**BODIES[CHAT], "prefetch": True})
+    assert desk.prefetched == [False]
 
 
 async def test_nothing_ends_where_all_is_cached() -> None:
@@ -146,7 +168,7 @@ async def test_what_the_desk_refuses(error: Exception, status: int) -> None:
 
     @attrs.define(eq=False)
     class RefusingDesk(FakeDesk):
-        async def look_up(self, request: object, /) -> Any:
+        async def look_up(self, request: object, /, *, prefetch: bool = False) -> Any:
             raise error
 
     exchange, answer = await look_up(RefusingDesk(), CHAT, BODIES[CHAT])
