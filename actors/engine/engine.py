@@ -138,7 +138,7 @@ class Engine:
                 delay = delay_of_moves(self.executor)
                 nursery.start_soon(run_mover, self.carrier, moves, plans, moved, delay, self._write_rate)
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)
-            nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports)
+            nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports, moves)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
             nursery.start_soon(run_executor, self.executor, plans, self.inbox, moves)
 

@@ -73,6 +73,25 @@ def test_found_after_the_server_has_ended(sent: signal.Signals, tmp_path: Path) 
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
 
 
+def test_prefetch(tmp_path: Path) -> None:
+    """A look-up with `prefetch` has a prompt loaded, so that the request after it finds all of it on the device."""
+    flags = disk_flags(tmp_path)
+    with serving(tmp_path / "1", *flags) as server:
+        first, _ = ask(server, 1)
+        eventually(lambda: num_stored(server, "disk") >= NUM_BLOCKS, "the prompt is on the disk")
+    question = {"url": "/v1/completions", "body": {"model": "demo", "prompt": prompt(1)}}
+    with serving(tmp_path / "2", *flags) as server:
+        found = server.post("/v1/cache/lookup", question | {"prefetch": True}).json()["prompts"][0]
+        assert found["prefetching_tokens"] == NUM_BLOCKS * BLOCK
+
+        def is_on_device() -> bool:
+            answer = server.post("/v1/cache/lookup", question).json()["prompts"][0]
+            return bool(answer["cached_tokens_by_tier"]["device"] == NUM_BLOCKS * BLOCK)
+
+        eventually(is_on_device, "the prompt is on the device")
+        assert ask(server, 1) == (first, NONE | {"device": NUM_BLOCKS * BLOCK})
+
+
 def test_shared_by_two_servers(tmp_path: Path) -> None:
     """What one server stores in a bucket is found by another with the same secret, and by none with another one."""
     secrets = []

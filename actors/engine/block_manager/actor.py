@@ -57,11 +57,20 @@ async def run_block_manager(
                 flush_events()
 
 
-async def answer_look_ups(block_manager: BlockManager, inbox: Receiver[LookUp], answers: Sender[LookedUp]) -> None:
-    """Answer each `LookUp` until cancelled."""
+async def answer_look_ups(
+    block_manager: BlockManager,
+    inbox: Receiver[LookUp],
+    answers: Sender[LookedUp],
+    moves: Poster[MoverRequest] | None = None,
+) -> None:
+    """Answer each `LookUp` until cancelled. `moves` is as for `run_block_manager`."""
     while True:
         for question in await inbox.receive_all():
-            await answers.send(block_manager.look_up(question, trio.current_time()))
+            found = block_manager.look_up(question, trio.current_time())
+            if moves is not None and block_manager.tiers is not None:
+                for move in block_manager.tiers.take_moves():
+                    moves.post(move)
+            await answers.send(found)
 
 
 async def end_moves(

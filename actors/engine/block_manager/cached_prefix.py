@@ -36,7 +36,7 @@ class CacheReader:
     def __init__(self, pool: Pool, block_size: int, misses: MissTracker | None, *, is_enabled: bool) -> None:
         """`misses` explains why a prefix ends; None: nothing does."""
         self._pool = pool
-        self._block_size = block_size
+        self.block_size = block_size
         self._misses = misses
         self._is_enabled = is_enabled
 
@@ -47,7 +47,7 @@ class CacheReader:
         """
         if not (may_read and self._is_enabled):
             return CachedPrefix([], [], 0)
-        limit = min((num_tokens - 1) // self._block_size, len(keys))
+        limit = min((num_tokens - 1) // self.block_size, len(keys))
         found = self._pool.match(keys, min(limit + 1, len(keys)))
         return CachedPrefix(found[:limit], found[limit:], limit)
 
@@ -75,7 +75,7 @@ class CacheReader:
             prefix = CachedPrefix([*prefix.blocks, *[NULL_BLOCK] * num_lower], [], prefix.limit)
         return LookedUp(
             number=question.number,
-            num_cached_tokens=(num_blocks + num_lower) * self._block_size,
+            num_cached_tokens=(num_blocks + num_lower) * self.block_size,
             miss=self.explain(prefix, question.root_key, keys, token_ids, may_read=may_read),
             pinned_for_s=pinned_for_s,
             num_tokens_by_tier=self._tokens_by_tier(stretches),
@@ -84,6 +84,6 @@ class CacheReader:
     def _tokens_by_tier(self, stretches: list[Stretch]) -> dict[str, int]:
         by_tier: dict[str, int] = {}
         for stretch in stretches:
-            num_tokens = len(stretch.keys) * self._block_size
+            num_tokens = len(stretch.keys) * self.block_size
             by_tier[stretch.tier.value] = by_tier.get(stretch.tier.value, 0) + num_tokens
         return by_tier

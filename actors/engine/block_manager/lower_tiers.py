@@ -12,7 +12,7 @@ store; a tier whose memory has failed is neither read nor written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -34,7 +34,7 @@ from .load_parts import Load, LoadPart, Stretch
 from .lower_tier import LostTier, TierPlan
 from .object_index import ObjectIndex
 from .pools import Pool
-from .publications import Publications
+from .publications import Allocation, Publications
 from .tenant_quotas import BlockOwners, TierQuota
 from .tier_loads import TierLoads
 from .tier_stores import TierStores
@@ -49,9 +49,9 @@ class LowerTiers:
         pool: Pool,
         publications: Publications,
         block_size: int,
-        tenant_of: Callable[[int], str | None],
+        allocations: Mapping[int, Allocation],
     ) -> None:
-        """`tenant_of` returns the tenant of a sequence that has just committed a block; None if it is not known."""
+        """`allocations`: those of all sequences that hold blocks."""
         self.by_tier = {tier.tier: tier for tier in plan.tiers}
         self._indexes = {tier.tier: tier.index for tier in plan.tiers}
         self.loads = TierLoads(self._indexes, pool, publications, block_size)
@@ -72,7 +72,7 @@ class LowerTiers:
         """For each sequence that the current grant admits, the positions that its load brought, by tier."""
         self._owners: BlockOwners | None = None
         if plan.quota_blocks is not None:
-            self._owners = BlockOwners(tenant_of)
+            self._owners = BlockOwners(allocations)
             pool.observers += (self._owners,)  # before those that may have blocks leave
             for tier in filter(lambda tier: tier.is_local, plan.tiers):
                 tier.quota = TierQuota(self._owners, plan.quota_blocks, tier.pins.is_pinned)
@@ -174,8 +174,10 @@ class LowerTiers:
         blocks: list[int],
         root_key: bytes,
         token_ids: list[int],
+        *,
+        is_awaited: bool = True,
     ) -> None:
-        """Begin to load a candidate's next blocks after the `shared` ones into `blocks`. All of these are held."""
+        """Begin to load a prompt's next blocks after the `shared` ones into `blocks`. All of these are held."""
         first = len(shared)
         parts: dict[int, LoadPart] = {}
         for stretch in stretches:
@@ -192,9 +194,11 @@ class LowerTiers:
             parent_key=keys[first - 1] if first else root_key,
             token_ids=token_ids,
             epoch=self._publications.epoch,
+            is_wanted=is_awaited,
         )
         self.loads.begin(load)
-        self.loading_ids.append(sequence_id)
+        if is_awaited:
+            self.loading_ids.append(sequence_id)
 
     def on_late(self, late: MoveLate) -> LoadsOver | None:
         """Stop waiting for a late load. Return the scheduler's message; None if it is over or known to be late."""

@@ -42,6 +42,7 @@ from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from .pins import NOTHING_PINNED, Pins
 from .pool_state import NULL_BLOCK
 from .pools import Pool, make_pool
+from .prefetching import LookUps
 from .publications import Allocation, Publications
 from .row_blocks import RowBlocks
 from .tiered_key_changes import make_key_changes
@@ -87,8 +88,9 @@ class BlockManager:
             self.pool, self.pins, self.allocations, block_size, take=self._take, release=self._release
         )
         self.tiers: LowerTiers | None = None
+        self._copied: list[int] = []  # blocks that the last grant copies from
         if tiers is not None and tiers.tiers:
-            self.tiers = LowerTiers(tiers, self.pool, self._publications, block_size, self._tenant_of)
+            self.tiers = LowerTiers(tiers, self.pool, self._publications, block_size, self.allocations)
             self.pins.on_pinned = self.tiers.on_pinned
         self.pool.observers += observers
         self._key_changes = make_key_changes(has_lower_tiers=self.tiers is not None) if enable_prefix_caching else None
@@ -100,6 +102,7 @@ class BlockManager:
             self.tiers.announce()
         self._evictions = None if misses is None else misses.evictions
         self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
+        self._look_ups = LookUps(self._reader, self.pins, self.pool, self.tiers, self._take, watermark_blocks)
 
     def grant(self, reserve: Reserve, now: float = 0.0) -> Granted:
         """Apply everything in `reserve`, in its order. `now` is in seconds, on any monotonic clock."""
@@ -139,6 +142,7 @@ class BlockManager:
             if pins.is_in_use:
                 pins.plan(reserve.step, grant.sequence_ids, grant.starts, grant.counts)
 
+        self._copied = grant.admitted_copy_sources
         if self.tiers is not None:
             self.tiers.store_more()
         key_change = NO_CHANGE if self._key_changes is None else self._key_changes.take()
@@ -171,8 +175,8 @@ class BlockManager:
         return granted if self.tiers is None else self.tiers.complete(granted)
 
     def look_up(self, question: LookUp, now: float = 0.0) -> LookedUp:
-        """Return what a sequence would find that was admitted now. Changes nothing. `now` is as for `grant`."""
-        return self._reader.look_up(question, self.pins, now, None if self.tiers is None else self.tiers.loads)
+        """Return what a sequence would find that was admitted now, and prefetch it. `now` is as for `grant`."""
+        return self._look_ups.answer(question, now, self._copied)
 
     def drop_sequences(self) -> None:
         """Release the blocks of every sequence, and withdraw what their steps have not committed.
@@ -201,10 +205,6 @@ class BlockManager:
             self.pool.release(allocation.table)
             if self.pins.is_in_use:
                 self.pins.leave(sequence_id)
-
-    def _tenant_of(self, sequence_id: int) -> str | None:
-        allocation = self.allocations.get(sequence_id)
-        return None if allocation is None else allocation.tenant
 
     def _take(self, num_blocks: int, sequence_id: int) -> list[int]:
         """Take blocks from the pool for a sequence."""

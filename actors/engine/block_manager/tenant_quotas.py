@@ -12,17 +12,18 @@ tenants share a key; a block of an earlier life of the engine belongs to nobody 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...messages.tiers import Tier
+from .publications import Allocation
 
 
 class BlockOwners:
     """The tenant of each block. An observer of the pool."""
 
-    def __init__(self, tenant_of: Callable[[int], str | None]) -> None:
-        """`tenant_of` returns the tenant of a sequence that has just committed a block; None if it is not known."""
-        self._tenant_of = tenant_of
+    def __init__(self, allocations: Mapping[int, Allocation]) -> None:
+        """`allocations`: those of all sequences that hold blocks."""
+        self._allocations = allocations
         self._owners: dict[bytes, str] = {}
         self._num_tiers: Counter[bytes] = Counter()
 
@@ -51,10 +52,10 @@ class BlockOwners:
         tier: Tier = Tier.DEVICE,
     ) -> None:
         self._num_tiers.update(keys)
-        tenant = self._tenant_of(sequence_id) if tier is Tier.DEVICE else None
-        if tenant is not None:
+        writer = self._allocations.get(sequence_id) if tier is Tier.DEVICE else None
+        if writer is not None:
             for key in keys:
-                self._owners.setdefault(key, tenant)
+                self._owners.setdefault(key, writer.tenant)
 
     def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
         for key in keys:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 
+from quipu.actors.engine.block_manager.publications import Allocation
 from quipu.actors.engine.block_manager.tenant_quotas import BlockOwners, TierQuota
 from quipu.actors.messages.tiers import Tier
 from tests.actors.engine.block_manager.proposals import keys_of
 
 A = keys_of("a", list(range(40)), 4)
 B = keys_of("b", list(range(40)), 4)
-TENANTS = {1: "a", 2: "b"}
+TENANTS = {number: Allocation([], [], 0, 0, 0, bytes(32), [], tenant=tenant) for number, tenant in ((1, "a"), (2, "b"))}
 
 
 def owners_of() -> BlockOwners:
-    owners = BlockOwners(TENANTS.get)
+    owners = BlockOwners(TENANTS)
     owners.on_stored(A, b"", [], 0, 0, 1)
     owners.on_stored(B, b"", [], 0, 0, 2)
     return owners
@@ -54,7 +55,7 @@ def test_owner_is_known_while_the_block_is_anywhere() -> None:
 
 def test_claimed_by_who_finds_it() -> None:
     """A block of an earlier life of the engine belongs to the first prompt's tenant that finds it."""
-    owners = BlockOwners(TENANTS.get)
+    owners = BlockOwners(TENANTS)
     owners.on_stored(A[:2], b"", [], 0, 0, tier=Tier.DISK)
     quota = TierQuota(owners, 1, lambda key: False)
     assert quota.add(A[:2]) == []
