@@ -64,12 +64,17 @@ class HostIndex:
         while len(slots) < count and self._free:
             slots.append(self._free.pop())
         if len(slots) < count:
+            kept: list[bytes] = []
             for key, slot in self._slot_of.items():
                 if len(slots) + len(evicted) == count:
                     break
-                if slot not in self._num_readers and not self.is_kept(key):
+                if self.is_kept(key):
+                    kept.append(key)
+                elif slot not in self._num_readers:
                     evicted.append(key)
             slots += [self._slot_of.pop(key) for key in evicted]
+            for key in kept:  # so that the next call does not look at all of them again
+                self._slot_of.move_to_end(key)
         return TakenSlots(slots, evicted)
 
     def put(self, key: bytes, slot: int) -> None:

@@ -294,5 +294,7 @@ class LowerTiers:
         """End all moves without their answers. None may be in progress."""
         self.loads.abandon()
         self._cut.clear()
+        if (remote := self.by_tier.get(Tier.REMOTE)) is not None:
+            self.on_listed(ListingFailed("abandoned"), remote.pins.now)
         self.stores.abandon()
         self._moves.clear()

@@ -10,10 +10,13 @@ What must always hold: one listing at a time; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from ...messages.mover import ListedPage
 from .tier_index import TakenSlots
+
+MAX_REMEMBERED: Final = 100_000
+"""Keys that are known to be held without computing their names: 12 MB."""
 
 
 class KnownObjects(Protocol):
@@ -36,6 +39,8 @@ class ObjectIndex:
 
     def __init__(self, known: KnownObjects) -> None:
         self.known = known
+        self._held: dict[bytes, None] = {}
+        """Some of the keys that are held: their names need not be computed again."""
         self.is_kept: Callable[[bytes], bool] = lambda key: False
         """Not asked: nothing is evicted."""
 
@@ -55,13 +60,23 @@ class ObjectIndex:
         return True
 
     def holds(self, key: bytes) -> bool:
-        return self.known.holds(key)
+        if key in self._held:
+            return True
+        is_held = self.known.holds(key)
+        if is_held:
+            self._note_held(key)
+        return is_held
+
+    def _note_held(self, key: bytes) -> None:
+        if len(self._held) >= MAX_REMEMBERED:
+            del self._held[next(iter(self._held))]
+        self._held[key] = None
 
     def slot_of(self, key: bytes) -> int | None:
-        return 0 if self.known.holds(key) else None
+        return 0 if self.holds(key) else None
 
     def touch(self, key: bytes) -> bool:
-        return self.known.holds(key)
+        return self.holds(key)
 
     def all_keys(self) -> list[bytes]:
         """Return nothing: names do not tell keys."""
@@ -75,6 +90,7 @@ class ObjectIndex:
 
     def put(self, key: bytes, slot: int) -> None:
         self.known.stored([key])
+        self._note_held(key)
 
     def give_back(self, slot: int) -> None:
         """Do nothing: no slot was taken."""
@@ -86,8 +102,9 @@ class ObjectIndex:
         """Do nothing: no slot was held."""
 
     def drop(self, key: bytes, slot: int) -> bool:
-        is_held = self.known.holds(key)
+        is_held = self.holds(key)
         self.known.missed([key])
+        self._held.pop(key, None)
         return is_held
 
     def clear(self) -> None:

@@ -9,18 +9,22 @@ A key that was used since it was stored is stored again, at the head, before its
 as in the clock algorithm). This approximates the order of last use, and no file is ever written in its middle.
 
 What must always hold: the slots of a segment are taken in ascending order, each once, until it is recycled; a segment
-is recycled only while no move reads or writes any of its slots; at most half of a segment is stored again, so that a
-new segment always makes room.
+is recycled only while no move reads or writes any of its slots; at most seven eighths of a segment are stored again, so
+that a new segment always makes room.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import attrs
 
 from .tier_index import TakenSlots
+
+MOST_RESCUED: Final = 7
+"""Eighths of a segment that are stored again at most."""
 
 
 @attrs.frozen
@@ -121,7 +125,7 @@ class SegmentIndex:
         self._rescues.clear()
         if not self._blank and self._sealed:
             worthy = [key for key in self._keys_in(self._sealed[0]) if key in self._used or self.is_kept(key)]
-            self._rescues.extend(worthy[: self._segment_blocks * 7 // 8])
+            self._rescues.extend(worthy[: self._segment_blocks * MOST_RESCUED // 8])
         return True
 
     def _keys_in(self, segment: int) -> list[bytes]:

@@ -88,25 +88,23 @@ class TierLoads:
 
     def find_all(self, keys: list[bytes], first: int, limit: int) -> Iterator[Stretch]:
         """Yield the consecutive blocks that are in any tier, from index `first` on and before `limit`."""
-        indexes = self._indexes
-        end = first
-        while end < limit:
-            begin = end
-            tier = next((tier for tier, index in indexes.items() if index.holds(keys[begin])), None)
+        begin, current = first, None
+        for at in range(first, limit):
+            tier = self._tier_of(keys[at])
+            if tier is not current:
+                if current is not None:
+                    yield Stretch(current, begin, keys[begin:at])
+                begin, current = at, tier
             if tier is None:
                 return
-            better = list(self._better(tier))
-            holds = indexes[tier].holds
-            end += 1
-            while end < limit and holds(keys[end]) and not any(index.holds(keys[end]) for index in better):
-                end += 1
-            yield Stretch(tier, begin, keys[begin:end])
+        if current is not None:
+            yield Stretch(current, begin, keys[begin:limit])
 
-    def _better(self, tier: Tier) -> Iterator[TierIndex]:
-        for other, index in self._indexes.items():
-            if other is tier:
-                return
-            yield index
+    def _tier_of(self, key: bytes) -> Tier | None:
+        for tier, index in self._indexes.items():
+            if index.holds(key):
+                return tier
+        return None
 
     def begin(self, load: Load) -> None:
         """Note a load whose moves have begun. Its blocks are already held."""

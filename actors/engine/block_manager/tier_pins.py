@@ -9,9 +9,14 @@ What must always hold: at most `max_keys` blocks are pinned; those beyond, and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
+
+SWEEP_S: Final = 10.0
+"""Time between two searches for pins that have ended, while there are as many as there may be."""
 
 
 @attrs.define
@@ -30,6 +35,7 @@ class TierPins:
         """On the block manager's clock."""
         self._max_keys = max_keys
         self._until: dict[bytes, _Until] = {}
+        self._swept_at = -math.inf
 
     def __len__(self) -> int:
         """Return how many keys are remembered, those whose time is over included."""
@@ -38,7 +44,8 @@ class TierPins:
     def pin(self, keys: Sequence[bytes], ttl_s: float) -> None:
         """Pin blocks, or restart their time to live. The first of a chain comes first."""
         until = self._until
-        if len(until) + len(keys) > self._max_keys:
+        if len(until) + len(keys) > self._max_keys and self.now - self._swept_at >= SWEEP_S:
+            self._swept_at = self.now
             self._until = until = {key: pin for key, pin in until.items() if pin.at > self.now}
         for key in keys:
             pin = until.get(key)

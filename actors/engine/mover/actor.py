@@ -165,6 +165,6 @@ class _Mover:
 
     async def _clear(self, tier: Tier) -> None:
         try:
-            await self._call(self._carrier.clear, tier)
+            await self._call(lambda store: store.clear(), self._carrier.stores[tier])
         except OSError as error:
             log.error("kv_tier.not_cleared", tier=tier.value, error=f"{type(error).__name__}: {error}")

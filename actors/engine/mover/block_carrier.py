@@ -14,10 +14,10 @@ the block; a block on the device is tagged only after all its bytes have been wr
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 import attrs
@@ -27,11 +27,15 @@ from ...messages.tiers import LoadFailure, Tier
 from .block_header import BlockHeader, checksum_of
 from .host_store import HostStore
 from .slot_store import MOST_TOGETHER, SlotStore
+from .staging import StagingBuffers
 
 LOADED_TOGETHER = 4 << 20
 """Size in bytes from which a load uses several threads, because sequences wait for it."""
 LOADING_THREADS: Final = {Tier.HOST: 2, Tier.DISK: 4, Tier.REMOTE: 16}
 """Copies in memory are as fast as two threads make them; a disk and a network like several requests at once."""
+
+MOST_BUFFERS: Final = 12
+"""Buffers through which blocks pass to and from a disk or an object store: more copies at a time wait."""
 
 
 class BlockTag(Protocol):
@@ -108,18 +112,14 @@ class BlockCarrier:
         self._numerics = numerics
         self._is_fatal = is_fatal
         self._loaders = {tier: ThreadPoolExecutor(LOADING_THREADS[tier], f"loads-{tier.value}") for tier in stores}
-        self._staging = threading.local()
+        self._staging = StagingBuffers(memory.allocate_on_host, block_bytes, MOST_BUFFERS)
 
     def close(self) -> None:
         """Close the stores. No move may be in progress, or follow."""
         for loader in self._loaders.values():
-            loader.shutdown()
+            loader.shutdown(wait=False, cancel_futures=True)
         for store in self.stores.values():
             store.close()
-
-    def clear(self, tier: Tier) -> None:
-        """Make sure that a later process finds nothing of what a tier holds now."""
-        self.stores[tier].clear()
 
     def carry(self, move: Move) -> MoveResult:
         """Carry out a move. Errors of a copy become `MoveFailed`, unless they are fatal."""
@@ -151,17 +151,17 @@ class BlockCarrier:
         indexes = range(run.first, run.end)
         blocks = move.sources[run.first : run.end]
         slots = move.targets[run.first : run.end]
-        memory = self._emptied(move.target, slots)
-        tags = [self._tags.tag_of(block) for block in blocks]
-        self._memory.read_blocks(blocks, memory)
-        headers: list[BlockHeader | None] = []
-        for at, (index, block, tag) in enumerate(zip(indexes, blocks, tags, strict=True)):
-            if tag is None or tag.key != move.keys[index] or self._tags.tag_of(block) is not tag:
-                headers.append(None)  # it was evicted and has been overwritten since
-                continue
-            checksum = checksum_of(self._part(memory, at))
-            headers.append(BlockHeader(tag.key, tag.num_filled, self._numerics, checksum))
-        self._write(move.target, run.first, slots, headers, memory, moved)
+        with self._emptied(move.target, slots) as memory:
+            tags = [self._tags.tag_of(block) for block in blocks]
+            self._memory.read_blocks(blocks, memory)
+            headers: list[BlockHeader | None] = []
+            for at, (index, block, tag) in enumerate(zip(indexes, blocks, tags, strict=True)):
+                if tag is None or tag.key != move.keys[index] or self._tags.tag_of(block) is not tag:
+                    headers.append(None)  # it was evicted and has been overwritten since
+                    continue
+                checksum = checksum_of(self._part(memory, at))
+                headers.append(BlockHeader(tag.key, tag.num_filled, self._numerics, checksum))
+            self._write(move.target, run.first, slots, headers, memory, moved)
 
     def _write(
         self,
@@ -193,10 +193,15 @@ class BlockCarrier:
             moved += range(first + begin, first + end)
             begin = end
 
-    def _emptied(self, tier: Tier, slots: list[int]) -> memoryview:
-        """Return memory for the blocks of consecutive slots, which hold nothing from now on."""
+    @contextmanager
+    def _emptied(self, tier: Tier, slots: list[int]) -> Iterator[memoryview]:
+        """Lend memory for the blocks of consecutive slots, which hold nothing from now on."""
         store = self.stores[tier]
-        return store.empty(slots) if isinstance(store, HostStore) else self._staged(len(slots))
+        if isinstance(store, HostStore):
+            yield store.empty(slots)
+        else:
+            with self._staging.borrowed(len(slots)) as memory:
+                yield memory
 
     # ------------------------------------------------------------ to the device
 
@@ -223,23 +228,32 @@ class BlockCarrier:
     def _load_run(self, move: Move, run: Run) -> LoadedRun:
         """Load the leading valid blocks of a run."""
         slots, keys = move.sources[run.first : run.end], move.keys[run.first : run.end]
-        memory, headers = self._read(move.source, slots, keys)
-        for at, (header, key) in enumerate(zip(headers, keys, strict=True)):
-            failure = self._failure_of(header, key, self._part(memory, at))
-            if failure is not None:
-                return LoadedRun(run.first + at, failure)
-            # right away, while its bytes are in the CPU's cache
-            self._memory.write_blocks(move.targets[run.first + at : run.first + at + 1], self._part(memory, at))
+        with self._read(move.source, slots, keys) as (memory, headers):
+            for at, (header, key) in enumerate(zip(headers, keys, strict=True)):
+                failure = self._failure_of(header, key, self._part(memory, at))
+                if failure is not None:
+                    return LoadedRun(run.first + at, failure)
+                # right away, while its bytes are in the CPU's cache
+                self._memory.write_blocks(move.targets[run.first + at : run.first + at + 1], self._part(memory, at))
         return LoadedRun(run.end)
 
-    def _read(self, tier: Tier, slots: list[int], keys: list[bytes]) -> tuple[memoryview, Sequence[BlockHeader | None]]:
-        """Return the blocks of slots and their headers, neither of which has been compared with anything."""
+    @contextmanager
+    def _read(
+        self, tier: Tier, slots: list[int], keys: list[bytes]
+    ) -> Iterator[tuple[memoryview, Sequence[BlockHeader | None]]]:
+        """Lend the blocks of slots and their headers, neither of which has been compared with anything."""
         store = self.stores[tier]
         if isinstance(store, HostStore):
-            return store.memory_of(slots), store.headers[slots[0] : slots[0] + len(slots)]
-        memory = self._staged(len(slots))
+            yield store.memory_of(slots), store.headers[slots[0] : slots[0] + len(slots)]
+        else:
+            with self._staging.borrowed(len(slots)) as memory:
+                yield memory, self._read_into(tier, slots, keys, memory)
+
+    def _read_into(
+        self, tier: Tier, slots: list[int], keys: list[bytes], memory: memoryview
+    ) -> list[BlockHeader | None]:
         try:
-            return memory, store.read(slots, keys, memory)
+            return self.stores[tier].read(slots, keys, memory)
         except OSError as error:
             if tier is Tier.DISK:
                 raise TierLostError(tier, error) from error
@@ -256,35 +270,18 @@ class BlockCarrier:
 
     def _transfer(self, move: Move, run: Run, moved: list[int], wrong: dict[int, LoadFailure]) -> None:
         slots, keys = move.targets[run.first : run.end], move.keys[run.first : run.end]
-        memory = self._emptied(move.target, slots)
-        headers: list[BlockHeader | None] = []
-        for at, (source, key) in enumerate(zip(move.sources[run.first : run.end], keys, strict=True)):
-            part = self._part(memory, at)
-            block, (header,) = self._read_into(move.source, source, key, part)
-            failure = self._failure_of(header, key, block)
-            if failure is not None:
-                wrong[run.first + at] = failure
-            headers.append(header if failure is None else None)
-        self._write(move.target, run.first, slots, headers, memory, moved)
-
-    def _read_into(
-        self, tier: Tier, slot: int, key: bytes, memory: memoryview
-    ) -> tuple[memoryview, Sequence[BlockHeader | None]]:
-        try:
-            return memory, self.stores[tier].read([slot], [key], memory)
-        except OSError as error:
-            if tier is Tier.DISK:
-                raise TierLostError(tier, error) from error
-            raise
+        with self._emptied(move.target, slots) as memory:
+            headers: list[BlockHeader | None] = []
+            for at, (source, key) in enumerate(zip(move.sources[run.first : run.end], keys, strict=True)):
+                part = self._part(memory, at)
+                (header,) = self._read_into(move.source, [source], [key], part)
+                failure = self._failure_of(header, key, part)
+                if failure is not None:
+                    wrong[run.first + at] = failure
+                headers.append(header if failure is None else None)
+            self._write(move.target, run.first, slots, headers, memory, moved)
 
     # ------------------------------------------------------------ memory
-
-    def _staged(self, num_blocks: int) -> memoryview:
-        """Return memory of this thread, which is used again by its next copy."""
-        memory: memoryview | None = getattr(self._staging, "memory", None)
-        if memory is None:
-            memory = self._staging.memory = self._memory.allocate_on_host(MOST_TOGETHER)
-        return self._part(memory, 0, num_blocks)
 
     def _part(self, memory: memoryview, first: int, count: int = 1) -> memoryview:
         return memory[first * self.block_bytes : (first + count) * self.block_bytes]

@@ -202,7 +202,7 @@ class TieredBench(EngineBench):
         """Take the moves that have begun since the last call."""
         for move in [] if self.manager.tiers is None else self.manager.tiers.take_moves():
             if isinstance(move, ClearTier):
-                self.carrier.clear(move.tier)
+                self.carrier.stores[move.tier].clear()
             elif move.target is Tier.DEVICE:
                 self._before_barrier.append((move, list(self.plans)))
             else:

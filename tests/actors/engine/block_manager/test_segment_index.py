@@ -39,19 +39,19 @@ def test_oldest_segment_is_recycled_whole() -> None:
 
 
 def test_used_blocks_are_rescued() -> None:
-    """What was used since it was stored is named before its segment is recycled, oldest first, once, and no more than
-    half a segment of it; once it is stored again it survives."""
+    """What was used since it was stored is named before its segment is recycled, oldest first, once, and not all of a
+    segment; once it is stored again it survives."""
     index = SegmentIndex(3, 4)
     put_all(index, KEYS[:8])
     assert index.take_rescues(9) == [], "nothing is evicted soon"
-    for key in (KEYS[3], KEYS[1], KEYS[2]):
+    for key in (KEYS[3], KEYS[1], KEYS[2], KEYS[0]):
         assert index.touch(key)
     put_all(index, KEYS[8:9])
     rescued = index.take_rescues(9)
-    assert rescued == [KEYS[1], KEYS[2]]
+    assert rescued == KEYS[:3]
     assert index.take_rescues(9) == []
     put_all(index, rescued)
-    assert put_all(index, KEYS[9:11]) == [KEYS[0], KEYS[3]]
+    assert put_all(index, KEYS[9:10]) == [KEYS[3]]
     assert all(index.holds(key) for key in rescued)
 
 
