@@ -9,6 +9,7 @@ of everything that the bits of its blocks depend on.
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import attrs
@@ -146,7 +147,10 @@ def _weights_digest(config: EngineConfig) -> str:
     if config.executor == "fake":
         return "fake"
     memo = None if config.kv_disk is None else Path(config.kv_disk) / "weights.json"
-    return weights_digest(Path(config.model_path), load_format=config.load_format, memo=memo)
+    started = time.perf_counter()
+    digest = weights_digest(Path(config.model_path), load_format=config.load_format, memo=memo)
+    log.info("kv_tier.weights_digest", digest=digest[:16], seconds=round(time.perf_counter() - started, 3))
+    return digest
 
 
 def _log_of(disk: DiskStore) -> StoredLog:

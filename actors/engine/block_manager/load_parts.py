@@ -84,6 +84,8 @@ class Loaded:
     """Loaded blocks, from index `first` of the table on."""
     tiers: list[Tier]
     """Where each came from."""
+    is_short: bool = False
+    """Whether the block after them was asked for and did not come."""
 
 
 @attrs.frozen

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from ...messages.mover import Move
-from ...messages.tiers import Tier, TierReport
+from ...messages.mover import Move, Moved, MoveResult
+from ...messages.tiers import LoadFailure, Tier, TierReport
 from ...shared.block_observer import BlockObserver
 from .load_costs import LoadCosts
 from .tenant_quotas import TierQuota
@@ -101,6 +101,17 @@ class LowerTier:
             self.happened["evicted"] += len(keys)
             for observer in observers if self.is_local else ():
                 observer.on_removed(keys, self.tier)
+
+    def count_load(self, num_wanted: int, result: MoveResult, *, is_late: bool) -> None:
+        """Count the loaded and the missing blocks of a load; the missing ones of a late one were counted before."""
+        num_loaded = num_wanted if isinstance(result, Moved) else len(result.moved)
+        if num_loaded:
+            self.happened["loaded"] += num_loaded
+        if isinstance(result, Moved) or is_late:
+            return
+        self.failed_loads.update(failure.value for failure in result.wrong.values())
+        if result.error is not None:
+            self.failed_loads[LoadFailure.FAILED.value] += num_wanted - num_loaded - len(result.wrong)
 
     def take_report(self) -> TierReport | None:
         """Return the changes since the last call; None if there are none."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from ...messages.block_manager import MissReason
 from ...messages.mover import (
     ClearTier,
     ListedPage,
@@ -144,9 +145,15 @@ class LowerTiers:
             (self._cut if num_worthy else self._declined).add(sequence_id)
         return found[:num_worthy]
 
-    def is_declined(self, sequence_id: int) -> bool:
-        """Return whether blocks of a sequence that is being admitted were found and are computed nevertheless."""
-        return sequence_id in self._declined or sequence_id in self._cut
+    def why_not_loaded(self, sequence_id: int, num_found: int) -> MissReason | None:
+        """Return why the block after the `num_found` ones of a sequence that is being admitted was not loaded.
+
+        None: it is in no lower tier.
+        """
+        if self.loads.is_short(sequence_id, num_found):
+            return MissReason.LOAD_FAILED
+        is_declined = sequence_id in self._declined or sequence_id in self._cut
+        return MissReason.CHEAPER_TO_COMPUTE if is_declined else None
 
     def forget(self, sequence_id: int) -> None:
         """Note that a sequence has ended or was preempted."""
@@ -227,30 +234,17 @@ class LowerTiers:
         if ended is None:
             return None
         load, part = ended.load, ended.part
-        self._count(load, part, result)
-        if not isinstance(result, Moved):
+        tier = self.by_tier[part.stretch.tier]
+        tier.count_load(len(part.slots), result, is_late=load.is_late)
+        if isinstance(result, Moved):
+            self.costs.on_loaded(tier.tier, len(part.slots), result.seconds)
+        else:
             self._drop_wrong(part.stretch.tier, part.slots, part.stretch.keys, result.wrong)
         if not load.is_over:
             return None
         if not self.loads.are_under_way and not load.is_wanted:
             self.store_more()  # otherwise this is done by the grant that admits the sequence
         return LoadsOver(load.take_waiting())
-
-    def _count(self, load: Load, part: LoadPart, result: MoveResult) -> None:
-        """Count the loaded and the missing blocks of a load, unless they were counted when it became late."""
-        tier = self.by_tier[part.stretch.tier]
-        num_loaded = len(part.slots) if isinstance(result, Moved) else len(result.moved)
-        if num_loaded:
-            tier.happened["loaded"] += num_loaded
-        if isinstance(result, Moved):
-            self.costs.on_loaded(tier.tier, num_loaded, result.seconds)
-            return
-        if load.is_late:
-            return
-        tier.failed_loads.update(failure.value for failure in result.wrong.values())
-        if result.error is not None:
-            num_failed = len(part.slots) - num_loaded - len(result.wrong)
-            tier.failed_loads[LoadFailure.FAILED.value] += num_failed
 
     # ------------------------------------------------------------ both
 

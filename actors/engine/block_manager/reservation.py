@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...messages.block_manager import CacheMiss, LookUp, MissReason, Reserve
+from ...messages.block_manager import CacheMiss, LookUp, Reserve
 from ...messages.handler import LookedUp
 from ...messages.scheduler import Granted
 from ...shared.block_observer import BlockObserver
@@ -262,8 +262,8 @@ class BlockManager:
                 tiers.on_admitted(sequence_id, keys, shared, reserve.candidate_tenants.get(sequence_id, ""))
             # before blocks are taken, which may evict what the prompt has in common with others
             miss = self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read)
-            if tiers is not None and tiers.is_declined(sequence_id):
-                miss = CacheMiss(MissReason.CHEAPER_TO_COMPUTE, len(shared) * size)
+            if tiers is not None and (why := tiers.why_not_loaded(sequence_id, len(shared))) is not None:
+                miss = CacheMiss(why, len(shared) * size)
             grant.admitted_misses.append(miss)
             start = len(shared) * size
             count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)

@@ -119,7 +119,7 @@ class TierLoads:
         load.is_late = True
         self._forget_keys(load)
         if load.is_wanted:
-            self._loaded[load.sequence_id] = Loaded(load.first, [], [])
+            self._loaded[load.sequence_id] = Loaded(load.first, [], [], is_short=True)
         return load
 
     # ------------------------------------------------------------ after
@@ -156,7 +156,8 @@ class TierLoads:
             self._publish(load, blocks)
         self._pool.release(load.table)
         if load.is_wanted:
-            self._loaded[load.sequence_id] = Loaded(load.first, blocks, tiers)
+            is_short = len(blocks) < len(load.keys)
+            self._loaded[load.sequence_id] = Loaded(load.first, blocks, tiers, is_short)
 
     def _forget_keys(self, load: Load) -> None:
         for key in load.keys:
@@ -177,6 +178,11 @@ class TierLoads:
                 observer.on_stored(
                     keys[begin:end], parent_key, load.token_ids, block_index * self._block_size, block_index
                 )
+
+    def is_short(self, sequence_id: int, num_found: int) -> bool:
+        """Return whether a sequence's block `num_found` was asked for and did not come."""
+        loaded = self._loaded.get(sequence_id)
+        return loaded is not None and loaded.is_short and loaded.first + len(loaded.blocks) == num_found
 
     def spans(self, sequence_id: int, shared: Sequence[int]) -> dict[str, list[int]]:
         """Return by tier the positions in `shared` blocks that came from the sequence's own load: start, end, start…"""

@@ -170,6 +170,7 @@ def test_gap_in_a_load(
     granted = engine.grant(Candidate(1, PROMPT, 13))
     assert reused_of(granted) == {1: max((spans[tier][-1] for tier in spans), default=0)}
     assert granted.admitted_tier_spans == ([spans] if spans else [])
+    assert granted.admitted_misses[0].reason is MissReason.LOAD_FAILED
     assert sum(report.failed_loads.get("corrupt", 0) for report in granted.tiers) == 1
 
 
