@@ -84,6 +84,7 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
         "fake_step_seconds": 0.0,
         "fake_most_tokens": most_tokens.get(),
         "step_overhead_tokens": 0,  # even small prompts wait for one another
+        "kv_load": "always",  # not what is faster just then
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
     runtime["num_engines"] = num_engines.get()

@@ -37,12 +37,17 @@ from tests.tiny import EXECUTOR
 FAKE = [
     *("--executor", "fake", "--fake-step-seconds", "0.005", "--max-num-seqs", "24", "--max-num-batched-tokens", "512"),
     *("--num-blocks", "250", "--max-model-len", "2048", "--ledger-segment-bytes", str(256 * 1024)),
-    *("--kv-host-memory", "128KiB"),  # 1,024 blocks: the device has a quarter of them, so that many come from there
+    *(
+        "--kv-load",
+        "always",
+        "--kv-host-memory",
+        "128KiB",
+    ),  # 1,024 blocks: the device has a quarter of them, so that many come from there
     *("--fake-most-tokens", "4"),  # a sequence yields one to four tokens in a step
 ]
 TINY_MODEL = [
     *("--num-blocks", "120", "--max-num-seqs", "8", "--ledger-segment-bytes", str(256 * 1024)),
-    *("--kv-host-memory", "64MiB"),
+    *("--kv-load", "always", "--kv-host-memory", "64MiB"),
 ]
 NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3
 LONG, LONG_QUICK = 90, 12

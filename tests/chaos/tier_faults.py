@@ -30,7 +30,7 @@ class Tiers:
         secret.write_bytes(os.urandom(SECRET_BYTES))
         secret.chmod(0o600)
         return [
-            *("--kv-load", "always", "--kv-disk", str(self.folder / "kv"), "--kv-disk-size", disk_size),
+            *("--kv-disk", str(self.folder / "kv"), "--kv-disk-size", disk_size),
             *("--kv-remote", f"file://{self.folder / 'bucket'}", "--kv-remote-secret", str(secret)),
         ]
 

@@ -45,7 +45,18 @@ def test_prompt_that_lies_on_the_host(tmp_path: Path) -> None:
     """Its cached tokens are reported as the host's everywhere, its text is unchanged, and KV events describe it."""
     live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     events = json.dumps({"enable_kv_cache_events": True, "endpoint": live, "replay_endpoint": replay})
-    flags = ("--num-blocks", "26", "--kv-host-memory", "64MiB", "--log-level", "debug", "--kv-events-config", events)
+    flags = (
+        "--num-blocks",
+        "26",
+        "--kv-load",
+        "always",
+        "--kv-host-memory",
+        "64MiB",
+        "--log-level",
+        "debug",
+        "--kv-events-config",
+        events,
+    )
     with serving(tmp_path, *flags) as server, closing(Subscriber(live, replay, BLOCK)) as subscriber:
         assert server.get("/server_info").json()["settings"]["kv_host_memory"] == 64 << 20
         first = server.complete(LONG, **DETAILS).json()
@@ -104,7 +115,7 @@ def test_prompt_that_lies_on_the_host(tmp_path: Path) -> None:
 
 def test_engine_that_dies_takes_its_host_tier_along(tmp_path: Path) -> None:
     """The next engine has nothing on the host: prompts are computed, and counted as computed."""
-    with serving(tmp_path, "--num-blocks", "26", "--kv-host-memory", "64MiB") as server:
+    with serving(tmp_path, "--num-blocks", "26", "--kv-load", "always", "--kv-host-memory", "64MiB") as server:
         server.complete(LONG)
         push_out(server)
         assert server.metrics()['kv_tier_blocks{state="used",tier="host"}'] >= 20

@@ -24,7 +24,7 @@ LONG = [*prompt_of(12 * BLOCK, seed=1), 300]
 def on_disk(folder: Path, **more: Any) -> dict[str, Any]:
     """Return the settings of a runtime with 23 usable blocks on the device and a disk."""
     settings = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0}
-    return {**settings, "kv_disk": str(folder / "kv"), "kv_disk_size": 4 << 20, "kv_load": "always", **more}
+    return {**settings, "kv_disk": str(folder / "kv"), "kv_disk_size": 4 << 20, **more}
 
 
 def by_tier(answer: Answer) -> dict[str, int]:

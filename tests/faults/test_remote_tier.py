@@ -27,7 +27,7 @@ def on_remote(folder: Path, **more: Any) -> dict[str, Any]:
     if not secret.exists():
         secret.write_bytes(os.urandom(32))
         secret.chmod(0o600)
-    settings = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0, "kv_load": "always"}
+    settings = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0}
     return {**settings, "kv_remote": f"file://{folder / 'bucket'}", "kv_remote_secret": str(secret), **more}
 
 

@@ -75,6 +75,7 @@ async def test_same_tokens_from_the_host(kv_cache_dtype: str) -> None:
             max_num_batched_tokens=256,
             kv_cache_dtype=kv_cache_dtype,
             kv_host_memory=host_bytes,
+            kv_load="always",
             eos_token_ids=(),
         )
         engine = Engine(config, load_executor(config))
