@@ -105,7 +105,7 @@ class DiskStore:
         with self._writing, self._pages.borrowed() as pages, ExitStack() as undo:
             for run in self._runs_of(slots):
                 segment = self._segment_for(run)
-                undo.callback(segment.cut, segment.next_position)
+                undo.callback(self._drop, run.segment, segment, segment.next_position)
                 with self._source(segment, run, memory) as blocks:
                     segment.append(run.position, headers[run.first : run.first + run.count], blocks, pages)
             undo.pop_all()
@@ -160,6 +160,14 @@ class DiskStore:
                     )
         self._segments[run.segment] = segment
         return segment
+
+    def _drop(self, index: int, segment: Segment, position: int) -> None:
+        """Drop what a segment has from `position` on, and the segment if nothing is left."""
+        segment.cut(position)
+        if position == 0:
+            with suppress(OSError):  # tried again before the segment is begun anew
+                segment.remove()
+                self._segments[index] = None
 
     def _runs_of(self, slots: Sequence[int]) -> Iterator[_Run]:
         """Yield the blocks of a call in runs of consecutive positions."""

@@ -99,6 +99,15 @@ def test_swapped_files_and_pieces(tmp_path: Path, reads: list[tuple[int, int]]) 
     assert len(digests) == 3
 
 
+def test_names_count(tmp_path: Path) -> None:
+    """The same contents under another name give another digest: which file is which counts."""
+    digests = {
+        weights_digest(make_folder(tmp_path / name, {"config.json": b"{}", name: b"{}", "model.safetensors": b"x"}))
+        for name in ("quantize_config.json", "other.json")
+    }
+    assert len(digests) == 2
+
+
 def test_dummy_weights(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
     """For weights that are drawn, configuration and seed count, and no file of weights is read."""
     folder = make_folder(tmp_path / "checkpoint")
