@@ -128,12 +128,22 @@ class DiskStore:
         return found
 
     def clear(self) -> None:
-        """Remove all that is stored. What is written later begins new files. Raises OSError."""
+        """Remove all that is stored. What is written later begins new files.
+
+        Raises OSError, and then has removed what could be removed, and emptied the rest if possible.
+        """
+        failed: OSError | None = None
         with self._writing:
             for index, segment in enumerate(self._segments):
-                if segment is not None:
+                if segment is None:
+                    continue
+                try:
                     segment.remove()
                     self._segments[index] = None
+                except OSError as error:
+                    failed = error
+        if failed is not None:
+            raise failed
 
     def close(self) -> None:
         """Close all files, and leave the folder to others. No other call may be in progress, or follow."""

@@ -100,8 +100,9 @@ def opened_memo(path: Path | None) -> Iterator[DigestMemo]:
 
 
 def _open(path: Path) -> int | None:
-    """Open and lock a file of ours that nobody else can write; None if there is none."""
+    """Open and lock a file of ours that nobody else can write, created if necessary; None if it cannot be used."""
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, _FLAGS, 0o600)
     except OSError:
         return None

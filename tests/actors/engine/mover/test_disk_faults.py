@@ -310,6 +310,30 @@ def test_segment_that_cannot_be_removed(tmp_path: Path, disk: FaultyDisk, monkey
     store.close()
 
 
+def test_clearing_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a segment cannot be removed, that is an error; the others are, and no block is found later."""
+    store = open_store(tmp_path)
+    write(store, range(8), range(8))
+    unlink = os.unlink
+    kept = sorted(store.folder.glob("segment-*"))[1].name
+
+    def refuse(name: str, *, dir_fd: int | None = None) -> None:
+        if name == kept:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr("os.unlink", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        store.clear()
+    assert [file.name for file in store.folder.glob("segment-*")] == [kept]
+    assert read(store, range(8)) == [None] * 8
+    store.close()
+    monkeypatch.setattr("os.unlink", unlink)
+    store = open_store(tmp_path)
+    assert store.stored == []
+    store.close()
+
+
 def test_folder_that_was_deleted(tmp_path: Path) -> None:
     """If somebody deletes the files while the store is open, its blocks can be read until their segment is begun anew;
     if its folder is deleted, too, new segments cannot be begun."""

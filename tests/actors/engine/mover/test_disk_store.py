@@ -82,6 +82,25 @@ def test_segment_begun_anew(tmp_path: Path) -> None:
     store.close()
 
 
+def test_clear(tmp_path: Path) -> None:
+    """What is cleared is found neither in this process nor later; what is written afterwards is."""
+    store = open_store(tmp_path)
+    write(store, range(7), range(7))
+    store.clear()
+    assert read(store, range(7)) == [None] * 7
+    assert not [*store.folder.glob("segment-*")]
+    write(store, [6, 7], [16, 17])
+    assert read(store, range(5, 8)) == [None, 16, 17]
+    store.close()
+    store = open_store(tmp_path)
+    assert store.stored == [StoredSlot(0, key_of(16)), StoredSlot(1, key_of(17))]
+    store.clear()
+    store.close()
+    store = open_store(tmp_path)
+    assert store.stored == [] and not store.blank
+    store.close()
+
+
 def test_slots_that_are_passed_over(tmp_path: Path) -> None:
     """A slot that is not written, because its block was evicted first, holds nothing, also after a restart."""
     store = open_store(tmp_path, num_blocks=640)  # 10 in a segment

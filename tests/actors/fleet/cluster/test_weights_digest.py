@@ -127,8 +127,9 @@ def test_dummy_weights(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
 
 def test_memo(tmp_path: Path, reads: list[tuple[int, int]]) -> None:
     """Only files that have changed are read again, even if they have the size and the time that they had."""
-    folder, memo = make_folder(tmp_path / "checkpoint"), tmp_path / "weights.json"
+    folder, memo = make_folder(tmp_path / "checkpoint"), tmp_path / "new" / "folder" / "weights.json"
     digest = weights_digest(folder, memo=memo)
+    assert stat.S_IMODE(memo.parent.stat().st_mode) == 0o700
     assert len(reads) == 6 and stat.S_IMODE(memo.stat().st_mode) == 0o600
     reads.clear()
     assert weights_digest(folder, memo=memo) == digest and not reads
@@ -207,7 +208,7 @@ def test_memo_that_others_may_have_made(tmp_path: Path, kind: str, reads: list[t
             memo.write_bytes(b"precious")
             memo.chmod(0o666)
         case "no folder":
-            memo = tmp_path / "lost" / "weights.json"
+            memo = target / "weights.json"
     digest = weights_digest(folder)
     for _ in range(2):
         reads.clear()
