@@ -1,10 +1,12 @@
 """Compare `quipu serve --executor vllm` with `vllm serve`: the same vLLM, the same checkpoint and load, in alternation.
 
     python -m bench.vllm_runner [--json] [--quick] [--rounds 3] [--trace FILE] [--gpu] [--python .venv-vllm/bin/python]
+        [--servers quipu,vllm]
 
 All run from one environment that has vLLM and quipu (`make test-vllm` makes it), with blocks of 32 tokens. Two peers:
 `vllm` as it starts by itself, whose model is compiled, as ours is, and `vllm-eager` (`--enforce-eager`). Rows and
-ratios are those of `python -m bench.peers`; `ratio` is relative to the faster of the two.
+ratios are those of `python -m bench.peers`; `ratio` is relative to the faster of the two. `--servers` leaves some out.
+Each round is printed when it is over.
 
 With `--trace` (see `python -m bench.trace_replay`), conversations of four turns or more among its first thousand
 requests are sent, too, at a sixteenth of their lengths, eight requests at a time, to pools of 2 GiB: `trace` counts
@@ -71,14 +73,19 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="send the first requests of this trace, too")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
     parser.add_argument("--gpu", action="store_true", help="the servers share a GPU: each takes 2 GiB for its KV cache")
+    parser.add_argument("--servers", default="quipu,vllm,vllm-eager", help="which to compare, separated by commas")
     parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     peers = servers_in(arguments.python.absolute(), SHARED_GPU if arguments.gpu else ())
-    if not peers[1].is_installed():
+    names = arguments.servers.split(",")
+    if unknown := set(names) - {peer.name for peer in peers}:
+        parser.error(f"--servers: unknown {', '.join(sorted(unknown))}; choose from {', '.join(p.name for p in peers)}")
+    peers = [peer for peer in peers if peer.name in names]
+    if not peers[-1].is_installed():
         if not arguments.quick:
             sys.exit(f"vLLM is not installed for {arguments.python}: make test-vllm")
-        peers = PEERS[:1]
+        peers = PEERS[:1]  # on its own executor
     trace = QUICK_TRACE if arguments.quick else conversations_of(arguments.trace) if arguments.trace else []
     report = compare_servers(peers, Load(concurrencies=(1, 8, 32), longest_prompt=2048, trace=trace), arguments)
     print(json.dumps(report) if arguments.json else render(report))
