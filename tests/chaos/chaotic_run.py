@@ -49,6 +49,7 @@ TINY_MODEL = [
     *("--num-blocks", "120", "--max-num-seqs", "8", "--ledger-segment-bytes", str(256 * 1024)),
     *("--kv-load", "always", "--kv-host-memory", "64MiB"),
 ]
+ON_VLLM = [*TINY_MODEL, "--num-blocks", "20"]  # of 32 tokens: more would hold all that is ever asked
 NUM_CLIENTS, NUM_TINY_CLIENTS, NUM_QUICK = 16, 4, 3
 LONG, LONG_QUICK = 90, 12
 """Approximate maximum of tokens in an answer."""
@@ -93,7 +94,7 @@ def run_load(
     if num_engines > 1:
         pace = attrs.evolve(pace, kinds=(*pace.kinds, *("replaced",) * NUM_REPLACED))
     with ExitStack() as stack:
-        name, flags = ("tiny model on vLLM", TINY_MODEL) if EXECUTOR == "vllm" else ("fake executor", FAKE)
+        name, flags = ("tiny model on vLLM", ON_VLLM) if EXECUTOR == "vllm" else ("fake executor", FAKE)
         scenes = [_stored_scene(name, flags, folder, left_out, stack, num_engines, quick=quick)]
         if quick:
             left_out.append("the tiny model and PostgreSQL: --quick")
