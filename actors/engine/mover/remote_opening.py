@@ -79,6 +79,7 @@ def open_remote_store(
 
     The process that calls this must not fork later: the library's threads would be missing in the other.
     """
+    check_remote_url(url)
     keys = read_remote_keys(secret_file, encryption_file)
     bucket = open_bucket(url, limits or BucketLimits())
     from .remote_store import RemoteStore

@@ -116,7 +116,8 @@ def no_length(request: S3Request) -> bool:
 ERROR = b"<Error><Code>Code</Code></Error>"
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 FAULTS: dict[str, Callable[[S3Request], bool]] = {
-    **{str(status): answering(status, ERROR) for status in (304, 400, 401, 403, 409, 429, 500, 501, 503)},
+    **{str(status): answering(status, ERROR) for status in (400, 401, 403, 409, 429, 500, 501, 503)},
+    "304": answering(304),  # it has no body
     "SlowDown": answering(503, SLOW_DOWN),
     "NoSuchBucket": answering(404, b"<Error><Code>NoSuchBucket</Code></Error>"),
     "long error": answering(500, b"x" * 500_000),

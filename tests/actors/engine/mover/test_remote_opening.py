@@ -51,6 +51,12 @@ def test_a_wrong_url_is_an_error_that_names_the_flag(url: str, reason: str) -> N
         open_bucket(url, LIMITS)
 
 
+def test_the_url_is_checked_before_the_secrets() -> None:
+    """Who gives a wrong URL and no secret hears of the URL first."""
+    with pytest.raises(ValueError, match="unknown scheme"):
+        open_remote_store("ftp://host/kv", None, None, numerics="n", block_bytes=1)
+
+
 def test_credentials_in_a_url_are_refused_and_not_shown() -> None:
     """An error about credentials in the URL does not show them."""
     with pytest.raises(ValueError, match=r"^--kv-remote: credentials belong in the environment") as caught:
