@@ -27,7 +27,7 @@ from tests.traps.lower_tier import TIER, flip_bit, push_out, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(70)
-TIERS = {"device": 16, "host": 32, "remote": 16}
+TIERS = {"device": 16, "host": 16, "disk": 16, "remote": 16}
 DETAILS = {"return_cached_tokens_details": True}
 
 
@@ -50,10 +50,12 @@ async def usages(reports: list[list[ScriptedEntry]]) -> tuple[list[dict[str, Any
     [
         ([], TIERS, 64),
         ([Revise("remote", 16)], {**TIERS, "remote": 0}, 48),
-        ([Revise("remote", 16), Revise("host", 16)], {**TIERS, "remote": 0, "host": 16}, 32),
-        ([Revise("remote", 16), Revise("host", 32)], {**TIERS, "remote": 0, "host": 0}, 16),
+        ([Revise("disk", 16)], {**TIERS, "disk": 0}, 48),
+        ([Revise("remote", 8), Revise("disk", 8)], {**TIERS, "remote": 8, "disk": 8}, 48),
+        ([Revise("remote", 16), Revise("disk", 16)], {**TIERS, "remote": 0, "disk": 0}, 32),
+        ([Revise(tier, 16) for tier in ("remote", "disk", "host")], {**dict.fromkeys(TIERS, 0), "device": 16}, 16),
     ],
-    ids=["none", "remote", "remote and half of host", "all but device"],
+    ids=["none", "remote", "disk", "half of remote and disk", "remote and disk", "all but device"],
 )
 async def test_failed_loads(
     autojump_clock: trio.abc.Clock, failed: list[Revise], tiers: dict[str, int], read: int
@@ -63,7 +65,7 @@ async def test_failed_loads(
     for usage in usage_objects:
         details = usage["prompt_tokens_details"]
         assert details["cached_tokens"] == read
-        assert details["cached_tokens_by_tier"] == {"disk": 0, "unattributed": 0, **tiers}
+        assert details["cached_tokens_by_tier"] == {"unattributed": 0, **tiers}
     assert after["prefix_cache_hits_total"] == after["request_cached_tokens_sum"] == 2 * read
     assert {tier: after[f'cached_tokens_total{{tier="{tier}"}}'] for tier in tiers} == {
         tier: 2 * num_tokens for tier, num_tokens in tiers.items()
@@ -120,9 +122,16 @@ async def test_running_usage_never_shows_them(autojump_clock: trio.abc.Clock) ->
         (script(48), 64, "reused 64, read 48"),
         ([*script(64)[:-4], [Compute(64, 70), Token(), Revise("host", 16)], *tokens(3)], 48, "reused 48, read 64"),
         ([*script(64)[:-1], [Revise("host", 16)], *tokens(1)], 64, "revised after they were reported"),
-        (script(64, [Revise("disk", 16)]), 64, "which were not granted"),
+        (script(64, [Revise("disk", 17)]), 64, "which were not granted"),
+        (script(64, [Revise("unattributed", 16)]), 64, "which were not granted"),
     ],
-    ids=["not reported", "with the first token", "after the first token", "of a tier that granted nothing"],
+    ids=[
+        "not reported",
+        "with the first token",
+        "after the first token",
+        "more than a tier granted",
+        "of a tier that granted nothing",
+    ],
 )
 async def test_failed_loads_that_do_not_add_up(
     autojump_clock: trio.abc.Clock, reports: list[list[ScriptedEntry]], cached: int, problem: str

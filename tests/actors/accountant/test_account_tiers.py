@@ -8,6 +8,7 @@ from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Ended, Estimation, Revision
 from quipu.actors.messages.accountant import Side
 from quipu.actors.messages.counts import UNKNOWN, Count, Estimate, Known
+from quipu.actors.messages.tiers import LOWER_TIERS, Tier
 from tests.actors.accountant.accounts import account_of, admission, compute, finish, first_token
 
 
@@ -30,10 +31,11 @@ def test_device_settles_at_once_and_lower_tiers_at_first_token() -> None:
     assert account.cached_by_tier == {"device": 32, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
 
 
-def test_failed_load_is_not_reported_as_hit() -> None:
-    """16 tokens that could not be loaded from the host are computed, and never reported as a hit."""
-    account = granted(48, 32, device=32, host=16)
-    account.apply(1, Revision("host", 16))
+@pytest.mark.parametrize("tier", LOWER_TIERS)
+def test_failed_load_is_not_reported_as_hit(tier: Tier) -> None:
+    """16 tokens that could not be loaded from a lower tier are computed, and never reported as a hit."""
+    account = granted(48, 32, device=32, **{tier.value: 16})
+    account.apply(1, Revision(tier, 16))
     compute(account, 1, (32, 50))
     first_token(account, 1)
     finish(account, 1)

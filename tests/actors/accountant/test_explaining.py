@@ -65,6 +65,19 @@ def tiered(read: int, tiers: dict[str, int], **spans: list[int]) -> Admission:
             ],
         ),
         ([tiered(32, {"host": 32}, host=[0, 32]), Span(32, 40)], [(0, 32, REUSED, Tier.HOST), (32, 40, COMPUTED)]),
+        # each tier brought some, in any order
+        (
+            [tiered(32, {"device": 8, "disk": 16, "remote": 8}, remote=[24, 32], disk=[0, 8, 16, 24]), Span(32, 40)],
+            [
+                (0, 8, REUSED, Tier.DISK),
+                (8, 16, REUSED, Tier.DEVICE),
+                (16, 24, REUSED, Tier.DISK),
+                (24, 32, REUSED, Tier.REMOTE),
+                (32, 40, COMPUTED),
+            ],
+        ),
+        # spans that are not those of the tiers say nothing
+        ([tiered(32, {"device": 16, "disk": 16}, remote=[0, 16]), Span(32, 40)], [(0, 32, REUSED), (32, 40, COMPUTED)]),
         # tiers without spans: no tier is given unless there is only one
         ([tiered(32, {"device": 16, "host": 16}), Span(32, 40)], [(0, 32, REUSED), (32, 40, COMPUTED)]),
         ([tiered(32, {"device": 32}), Span(32, 40)], [(0, 32, REUSED, Tier.DEVICE), (32, 40, COMPUTED)]),
