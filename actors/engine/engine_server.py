@@ -39,6 +39,7 @@ from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from ..shared.step_record import StepRecord
 from .engine import Engine, EngineNews, first_leaf
 from .executor.loading import load_executor
+from .open_tiers import TiersRefused
 
 log = structlog.get_logger()
 
@@ -140,6 +141,8 @@ def main(argv: list[str]) -> int:
         executor.record = StepRecord(int(record_descriptor))
         executor.warm_up()
         engine = Engine(config, executor)
+    except TiersRefused as error:
+        return refuse(admission, str(error), log_writer)
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
             log.error("engine.shortage", error=str(error) or type(error).__name__)

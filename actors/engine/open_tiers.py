@@ -55,14 +55,25 @@ class OpenTiers:
     """Of the disk."""
 
 
+class TiersRefused(ValueError):
+    """The tiers that the configuration asks for cannot be opened; the message names the flag."""
+
+
 def open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
     """Open what `config` asks for.
 
-    Raises ValueError if a tier would not hold a block, there is no memory for it, or its folder cannot be used, and
-    MemoryError if no memory can be had.
+    Raises TiersRefused if a tier would not hold a block, there is no memory for it, or its folder or bucket cannot be
+    used, and MemoryError if no memory can be had.
     """
     if not config.lower_tiers:
         return OpenTiers(TierPlan(), None, None)
+    try:
+        return _open_tiers(config, executor)
+    except ValueError as error:
+        raise TiersRefused(str(error)) from error
+
+
+def _open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
     backend = executor.backend
     plan = backend.memory_plan
     weights = config.model_path  # enough for tiers that end with this process

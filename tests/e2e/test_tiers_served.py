@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.servers import BLOCK, Server, eventually, serving
+from tests.e2e.servers import BLOCK, Server, eventually, run_quipu, serve_command, serving
 
 NUM_BLOCKS = 20
 DETAILS = {"return_cached_tokens_details": True}
@@ -110,3 +110,24 @@ def test_shared_by_two_servers(tmp_path: Path) -> None:
         assert ask(server, 1) == (first, NONE | {"device": NUM_BLOCKS * BLOCK})
     with serving(tmp_path / "3", *remote, secrets[1]) as server:
         assert ask(server, 1) == (first, NONE)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--kv-disk", "{folder}/file/kv", "--kv-disk-size", "64MiB"), "--kv-disk {folder}/file/kv cannot be used"),
+        (("--kv-disk", "{folder}/kv", "--kv-disk-size", "1KiB"), "--kv-disk-size of 1024 bytes holds no two blocks"),
+        (("--kv-remote", "ftp://bucket", "--kv-remote-secret", "{folder}/secret"), "--kv-remote: unknown scheme"),
+        (("--kv-remote", "file://{folder}/bucket"), "--kv-remote needs --kv-remote-secret"),
+    ],
+)
+def test_unusable_tier(flags: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    """A tier that cannot be opened ends the start with one reason, which names the flag and not the checkpoint."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "secret").write_bytes(os.urandom(32))
+    (tmp_path / "secret").chmod(0o600)
+    folder = str(tmp_path)
+    ended = run_quipu(*serve_command("--port", "0", *(flag.format(folder=folder) for flag in flags)), folder=tmp_path)
+    assert ended.returncode not in (0, None)
+    assert reason.format(folder=folder) in ended.stderr
+    assert "checkpoint cannot be served" not in ended.stderr and "Traceback" not in ended.stderr
