@@ -28,7 +28,7 @@ import attrs
 import trio
 import trio.lowlevel
 
-from bench.tiers import DrivenEngine, running
+from bench.driven_engine import DrivenEngine, running
 from bench.trace_replay import QUICK_TRACE, TracedRequest, read_trace
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import Engine

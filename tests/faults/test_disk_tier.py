@@ -13,33 +13,15 @@ import trio
 
 from quipu.actors.engine.mover.disk_store import DiskStore
 from quipu.actors.messages.tiers import Tier
+from tests.faults.tiered_runtime import LONG, SMALL, by_tier, stored
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, BLOCK_BYTES, Answer, Client, assert_served, kill_engine, small_runtime
+from tests.runtimes import BLOCK, BLOCK_BYTES, Client, assert_served, kill_engine, small_runtime
 from tests.traps.wire import samples, settle
-
-LONG = [*prompt_of(12 * BLOCK, seed=1), 300]
-"""A prompt with twelve blocks that can be reused."""
 
 
 def on_disk(folder: Path, **more: Any) -> dict[str, Any]:
     """Return the settings of a runtime with 23 usable blocks on the device and a disk."""
-    settings = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0}
-    return {**settings, "kv_disk": str(folder / "kv"), "kv_disk_size": 4 << 20, **more}
-
-
-def by_tier(answer: Answer) -> dict[str, int]:
-    """Return how many tokens of a prompt came from which tier, without those that none came from."""
-    assert answer.record.cached_by_tier is not None
-    return {tier: num for tier, num in answer.record.cached_by_tier.items() if num}
-
-
-async def stored(client: Client) -> None:
-    """Wait until everything that is to be stored is."""
-    tiers = client.engine.block_manager.tiers
-    assert tiers is not None
-    await trio.testing.wait_all_tasks_blocked()
-    while tiers.stores.are_under_way:
-        await trio.sleep(0.01)
+    return {**SMALL, "kv_disk": str(folder / "kv"), "kv_disk_size": 4 << 20, **more}
 
 
 def disk_of(client: Client) -> DiskStore:

@@ -13,12 +13,10 @@ import trio
 
 from quipu.actors.engine.mover.remote_store import RemoteStore
 from quipu.actors.messages.tiers import Tier
+from tests.faults.tiered_runtime import LONG, SMALL, by_tier, stored
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client, assert_served, small_runtime
+from tests.runtimes import BLOCK, Client, assert_served, small_runtime
 from tests.traps.wire import samples, settle
-
-LONG = [*prompt_of(12 * BLOCK, seed=1), 300]
-"""A prompt with twelve blocks that can be reused."""
 
 
 def on_remote(folder: Path, **more: Any) -> dict[str, Any]:
@@ -27,14 +25,7 @@ def on_remote(folder: Path, **more: Any) -> dict[str, Any]:
     if not secret.exists():
         secret.write_bytes(os.urandom(32))
         secret.chmod(0o600)
-    settings = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0}
-    return {**settings, "kv_remote": f"file://{folder / 'bucket'}", "kv_remote_secret": str(secret), **more}
-
-
-def by_tier(answer: Answer) -> dict[str, int]:
-    """Return how many tokens of a prompt came from which tier, without those that none came from."""
-    assert answer.record.cached_by_tier is not None
-    return {tier: num for tier, num in answer.record.cached_by_tier.items() if num}
+    return {**SMALL, "kv_remote": f"file://{folder / 'bucket'}", "kv_remote_secret": str(secret), **more}
 
 
 def store_of(client: Client) -> RemoteStore:
@@ -43,15 +34,6 @@ def store_of(client: Client) -> RemoteStore:
     store = carrier.stores[Tier.REMOTE]
     assert isinstance(store, RemoteStore)
     return store
-
-
-async def stored(client: Client) -> None:
-    """Wait until everything that is to be stored is."""
-    tiers = client.engine.block_manager.tiers
-    assert tiers is not None
-    await trio.testing.wait_all_tasks_blocked()
-    while tiers.stores.are_under_way:
-        await trio.sleep(0.01)
 
 
 async def test_found_by_another_server(tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:

@@ -1,0 +1,29 @@
+"""Helpers of the tests about tiers that outlive an engine: a prompt, and what is asked of a runtime with tiers."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from tests.prompts import prompt_of
+from tests.runtimes import BLOCK, Answer, Client
+
+LONG = [*prompt_of(12 * BLOCK, seed=1), 300]
+"""A prompt with twelve blocks that can be reused."""
+SMALL = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0}
+"""A runtime with 23 usable blocks on the device."""
+
+
+def by_tier(answer: Answer) -> dict[str, int]:
+    """Return how many tokens of a prompt came from which tier, without those that none came from."""
+    assert answer.record.cached_by_tier is not None
+    return {tier: num for tier, num in answer.record.cached_by_tier.items() if num}
+
+
+async def stored(client: Client) -> None:
+    """Wait until everything that is to be stored is."""
+    tiers = client.engine.block_manager.tiers
+    assert tiers is not None
+    await trio.testing.wait_all_tasks_blocked()
+    while tiers.stores.are_under_way:
+        await trio.sleep(0.01)
