@@ -6,15 +6,18 @@ counts when the blocks are on the device and have been read; until then nothing 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 from quipu.actors.messages.outcomes import Outcome
+from quipu.kernels.fake import Dials
 from tests.fake_oracle import continuation
+from tests.faults.tiered_runtime import SMALL, stored
 from tests.journals import KeptJournal
-from tests.runtimes import BLOCK, Client, small_runtime, text_of
+from tests.runtimes import BLOCK, Client, read_answer, small_runtime, text_of
 from tests.traps.lower_tier import ASKED, TIER, break_loads, push_out, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.api.anthropic.messages_api import PATH, stream, text, total
@@ -22,6 +25,8 @@ from tests.web.api.anthropic.messages_api import PATH, stream, text, total
 PROMPT = [*prompt_of(10 * BLOCK, seed=1), 300]
 """Ten blocks that can be reused."""
 COUNTED = ("prompt_tokens_total", "prefix_cache_hits_total", 'cached_tokens_total{tier="host"}')
+
+DISK = 'cached_tokens_total{tier="disk"}'
 
 
 def counted(client: Client) -> list[float]:
@@ -57,6 +62,33 @@ async def test_counted_when_it_has_come(autojump_clock: trio.abc.Clock) -> None:
     details = told[0][1]["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] == 10 * BLOCK and details["cached_tokens_by_tier"] == tiers_of(host=10 * BLOCK)
     assert [now - then for now, then in zip(after, before, strict=True)] == [len(PROMPT), 10 * BLOCK, 10 * BLOCK]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_disk_of_an_earlier_engine(leaves: bool, tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:
+    """Blocks that an earlier engine has stored on a disk count once they have come, and for nobody who has left."""
+    disk = {**SMALL, "kv_disk": str(tmp_path / "kv"), "kv_disk_size": 4 << 20}
+    async with small_runtime(**disk) as client:
+        await client.ask(PROMPT)
+        await stored(client)
+    async with small_runtime(Dials(move_seconds=1.0), **disk) as client:
+        before = samples(client)
+        ticket = client.open(PROMPT)
+        await ticket.start()
+        await trio.sleep(0.9)
+        during = samples(client)
+        assert all(during[name] == before[name] for name in (*COUNTED, DISK)), "the load is not over"
+        if leaves:
+            ticket.leave()
+            await trio.sleep(5)
+        else:
+            answer = await read_answer(ticket)
+            ticket.leave()
+            assert answer.record.cached_by_tier == tiers_of(disk=10 * BLOCK)
+        await settle(client)
+        after = samples(client)
+    assert after[DISK] - before[DISK] == (0 if leaves else 10 * BLOCK)
+    assert after["usage_disputed_total"] == 0
 
 
 async def test_client_leaves_during_the_load(autojump_clock: trio.abc.Clock) -> None:
