@@ -136,7 +136,7 @@ class TierStores:
     def _place_of(self, key: bytes, target: LowerTier) -> Place | None:
         """Return where a block lies that is to be stored in a tier: on the device if possible; None: nowhere."""
         blocks = self._pool.match([key], 1)
-        if blocks:
+        if blocks and self._pool.is_written(blocks):
             return Place(Tier.DEVICE, blocks[0])
         for tier, index in self._indexes.items():
             slot = index.slot_of(key)

@@ -95,6 +95,20 @@ def test_committed_blocks_are_stored() -> None:
     assert engine.moves() == [], "a block is stored again that is there"
 
 
+def test_unwritten_blocks_are_not_stored() -> None:
+    """A block that a step is about to write is not copied, though its key waits; it is once the step is done."""
+    engine = managed()
+    engine.grant(Candidate(1, PROMPT, 13))
+    queue = engine.tiers[Tier.DISK].queue
+    assert queue is not None and engine.manager.tiers is not None
+    queue.add(KEYS)
+    engine.manager.tiers.store_more()
+    assert engine.moves() == []
+    engine.grant()
+    (move,) = engine.moves()
+    assert move.keys == KEYS
+
+
 def test_one_store_at_a_time() -> None:
     """What is committed meanwhile waits for the store under way, and goes next, without another grant."""
     engine = managed(12)
