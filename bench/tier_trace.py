@@ -17,7 +17,9 @@ each byte read.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -191,7 +193,8 @@ def main() -> None:
     all_sizes = [Sizes(device, arguments.host, arguments.disk) for device in arguments.device]
     if arguments.quick:
         all_sizes = [Sizes(4, 2, 16)]
-    report = trio.run(measure, requests, all_sizes)
+    with contextlib.redirect_stdout(sys.stderr):  # what engines log
+        report = trio.run(measure, requests, all_sizes)
     if arguments.json:
         print(json.dumps(report))
         return

@@ -26,10 +26,12 @@ what it computes on a disk, divided by that in one that stores nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -325,7 +327,8 @@ def main() -> None:
     if arguments.quick:
         SHAPE.update(TINY)
         sizes = Sizes(prompt=256, prefill=128, decode=16, rounds=2)
-    report = trio.run(measure, sizes, arguments.executor)
+    with contextlib.redirect_stdout(sys.stderr):  # what engines log
+        report = trio.run(measure, sizes, arguments.executor)
     if arguments.json:
         print(json.dumps(report))
         return

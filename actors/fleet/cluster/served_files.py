@@ -24,6 +24,8 @@ GGUF_PARTS = "model-*-of-*.gguf"
 """The links to a model's parts there, if it has several."""
 SHARD_SUFFIX = ".safetensors"
 WEIGHTS_SUFFIXES = (SHARD_SUFFIX, ".gguf")
+QUANTIZED = "hf_quant_config.json"
+"""How the weights are quantized, where the configuration does not say it: read by `--executor vllm`."""
 SERVED_FILES = (
     CONFIG,
     "generation_config.json",
@@ -34,6 +36,7 @@ SERVED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     INDEX,
+    QUANTIZED,
 )
 """All but the weights. `additional_chat_templates/` is left out: the server renders chats from its own folder."""
 
