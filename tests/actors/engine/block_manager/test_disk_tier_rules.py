@@ -2,81 +2,19 @@
 
 from __future__ import annotations
 
-import attrs
 import pytest
 
-from quipu.actors.engine.block_manager.host_index import HostIndex
 from quipu.actors.engine.block_manager.load_costs import FixedCosts, LoadCosts, LoadPolicy
 from quipu.actors.engine.block_manager.lower_tier import LowerTier, TierPlan
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.engine.block_manager.segment_index import SegmentIndex, StoredLog
-from quipu.actors.engine.block_manager.write_behind import LONG_TOKENS, StorePolicy, WriteBehind
+from quipu.actors.engine.block_manager.write_behind import StorePolicy, WriteBehind
 from quipu.actors.messages.block_manager import LookUp, MissReason
-from quipu.actors.messages.mover import ClearTier, Move, Moved, MoveFailed
+from quipu.actors.messages.mover import ClearTier, MoveFailed
 from quipu.actors.messages.prompts import Pin
-from quipu.actors.messages.scheduler import Granted
 from quipu.actors.messages.tiers import LoadFailure, Tier
-from tests.actors.engine.block_manager.block_checks import check_manager
+from tests.actors.engine.block_manager.managed_tiers import KEYS, OTHER, PROMPT, SIZE, Managed, managed
 from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve, reused_of, root_of
-
-SIZE = 4
-PROMPT = list(range(1, 14))
-"""Three full blocks, and a token."""
-KEYS = keys_of("a", PROMPT, SIZE)
-OTHER = [9] * 13
-
-
-@attrs.define
-class Managed:
-    """A block manager whose steps all succeed at once."""
-
-    manager: BlockManager
-    step: int = 0
-    tiers: dict[Tier, LowerTier] = attrs.field(factory=dict)
-    now: float = 0.0
-
-    def grant(self, *candidates: Candidate, reset: bool = False) -> Granted:
-        """Grant a step for candidates, after the last one is committed and its sequences have ended."""
-        ended = list(self.manager.allocations)
-        self.step += 1
-        committed = [self.step - 1] if self.step > 1 else []
-        granted = self.manager.grant(
-            reserve(self.step, SIZE, committed=committed, free=ended, candidates=candidates, reset=reset), self.now
-        )
-        check_manager(self.manager)
-        return granted
-
-    def moves(self) -> list[Move]:
-        assert self.manager.tiers is not None
-        return [move for move in self.manager.tiers.take_moves() if isinstance(move, Move)]
-
-    def end(self, move: Move, result: Moved | MoveFailed | None = None) -> tuple[int, ...]:
-        """End a move. Return the sequences that need wait no longer."""
-        assert self.manager.tiers is not None
-        over = self.manager.tiers.end_move(result or Moved(move.number))
-        check_manager(self.manager)
-        return () if over is None else over.sequence_ids
-
-    def end_all(self) -> None:
-        while moves := self.moves():
-            for move in moves:
-                self.end(move)
-
-
-def managed(
-    num_blocks: int = 9,
-    *,
-    host: int = 0,
-    policy: StorePolicy = StorePolicy.ALL,
-    log: StoredLog | None = None,
-    costs: LoadCosts | None = None,
-) -> Managed:
-    index = SegmentIndex(4, 4, log)
-    tiers = [LowerTier(Tier.HOST, HostIndex(host))] if host else []
-    tiers.append(LowerTier(Tier.DISK, index, WriteBehind(index, policy, 100)))
-    plan = TierPlan(tiers, num_stored_ahead=2 if host else 0, costs=costs)
-    manager = BlockManager(num_blocks, SIZE, tiers=plan)
-    return Managed(manager, tiers={tier.tier: tier for tier in tiers})
 
 
 def test_committed_blocks_are_stored() -> None:
@@ -246,38 +184,6 @@ def test_used_blocks_outlive_others() -> None:
     assert not index.holds(keys_of("a", [50] * 9, SIZE)[0])
 
 
-def test_only_reused_blocks() -> None:
-    """With `reused`, a block is stored once a second prompt has it, cached or not."""
-    engine = managed(policy=StorePolicy.REUSED)
-    engine.grant(Candidate(1, PROMPT, 13))
-    engine.grant()
-    assert engine.moves() == []
-    engine.grant(Candidate(2, PROMPT[:9], 9))
-    (move,) = engine.moves()
-    assert move.keys == KEYS[:2]
-    queue = engine.tiers[Tier.DISK].queue
-    assert queue is not None
-    queue.on_stored(KEYS[2:], b"", PROMPT, 0, 2)
-    assert queue.take(8) == KEYS[2:], "it was computed a second time"
-
-
-def test_long_prompts_count_as_reused() -> None:
-    """With `reused`, the blocks of long prompts are stored the first time."""
-    index = SegmentIndex(2, 4)
-    queue = WriteBehind(index, StorePolicy.REUSED, 10)
-    queue.on_stored(KEYS, b"", [0] * (LONG_TOKENS - 1), 0, 0)
-    assert len(queue) == 0
-    queue.on_stored(keys_of("a", OTHER, SIZE), b"", [0] * LONG_TOKENS, 0, 0)
-    assert len(queue) == 3
-
-
-def test_queue_keeps_the_newest() -> None:
-    """The queue is bounded: what has waited longest is dropped."""
-    queue = WriteBehind(SegmentIndex(2, 4), StorePolicy.ALL, 2)
-    queue.on_stored(KEYS, b"", PROMPT, 0, 0)
-    assert queue.take(8) == KEYS[1:]
-
-
 def test_cheaper_to_compute() -> None:
     """Where computing is faster, nothing is loaded, and the miss says so; a look-up tells what there is."""
     fixed = FixedCosts(compute_s=0.001, latency_s={Tier.DISK: 1.0}, block_s={})
@@ -365,55 +271,3 @@ def test_partly_cheaper_to_compute() -> None:
     granted = engine.grant(Candidate(1, PROMPT, 13))
     assert granted.admitted_tier_spans == [{"host": [0, 4]}]
     assert (granted.admitted_misses[0].reason, granted.admitted_misses[0].token) == (MissReason.CHEAPER_TO_COMPUTE, 4)
-
-
-def look_up(prompt: list[int], *, prefetch: bool = True) -> LookUp:
-    return LookUp(1, prompt, root_of("a", SIZE), keys_of("a", prompt, SIZE), prefetch=prefetch)
-
-
-def test_prefetch() -> None:
-    """A look-up that asks for it has blocks loaded; the next prompt finds them on the device and waits for nothing."""
-    engine = managed(log=StoredLog([(slot, key) for slot, key in enumerate(KEYS)], head=0, next_position=3))
-    assert engine.manager.look_up(look_up(PROMPT, prefetch=False)).prefetching_tokens == 0
-    assert engine.moves() == []
-    found = engine.manager.look_up(look_up(PROMPT))
-    assert (found.num_tokens_by_tier, found.prefetching_tokens) == ({"disk": 12}, 12)
-    check_manager(engine.manager)
-    assert engine.manager.look_up(look_up(PROMPT)).prefetching_tokens == 0, "it is on its way"
-    engine.end_all()
-    granted = engine.grant(Candidate(1, PROMPT, 13))
-    assert reused_of(granted) == {1: 12}
-    assert granted.admitted_tier_spans == [], "it was on the device when the sequence came"
-
-
-def test_candidate_waits_for_a_prefetch() -> None:
-    """A prompt that comes while its blocks are on their way waits for them, and loads none twice."""
-    engine = managed(log=StoredLog([(slot, key) for slot, key in enumerate(KEYS)], head=0, next_position=3))
-    engine.manager.look_up(look_up(PROMPT))
-    (move,) = engine.moves()
-    assert engine.grant(Candidate(1, PROMPT, 13)).loading_ids == [1]
-    assert engine.moves() == []
-    assert engine.end(move) == (1,)
-    assert reused_of(engine.grant(Candidate(1, PROMPT, 13))) == {1: 12}
-
-
-def test_prefetch_takes_only_free_blocks() -> None:
-    """Without room nothing is prefetched, or only the beginning; blocks that the last grant copies from are left."""
-    stored = StoredLog([(slot, key) for slot, key in enumerate(KEYS)], head=0, next_position=3)
-    engine = managed(6, log=stored)
-    engine.grant(Candidate(1, OTHER, 13))
-    assert engine.manager.look_up(look_up(PROMPT)).prefetching_tokens == SIZE
-    full = managed(5, log=stored)
-    full.grant(Candidate(1, OTHER, 13))
-    assert full.manager.look_up(look_up(PROMPT)).prefetching_tokens == 0
-    check_manager(full.manager)
-    copying = managed(5, log=stored)
-    whole = OTHER[:12]
-    copying.grant(Candidate(1, whole, 12))
-    copying.grant()
-    copying.end_all()
-    granted = copying.grant(Candidate(2, whole, 12))
-    (source,) = granted.admitted_copy_sources
-    assert source and copying.manager.pool.num_free == 1, "the only free block must be the one that is copied"
-    assert copying.manager.look_up(look_up(PROMPT)).prefetching_tokens == 0
-    check_manager(copying.manager)
