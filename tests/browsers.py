@@ -18,6 +18,7 @@ import attrs
 import pytest
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -122,13 +123,16 @@ class Browser:
         self.driver.switch_to.active_element.send_keys(*keys)
 
     def tab_to(self, is_it: str) -> None:
-        """Press Tab until the focused element fulfils a condition in JavaScript on `e`. It may appear meanwhile."""
+        """Press Tab until the focused element fulfils a condition in JavaScript on `e`. It may appear meanwhile.
+
+        The key is not sent to an element: that would move the focus back to it where the page has just moved it on.
+        """
 
         def is_reached() -> bool:
             for _ in range(60):
                 if self.run(f"const e = document.activeElement; return Boolean({is_it})"):
                     return True
-                self.press(Keys.TAB)
+                ActionChains(self.driver).send_keys(Keys.TAB).perform()
             return False
 
         self.until(is_reached, f"the keyboard reaches {is_it}")

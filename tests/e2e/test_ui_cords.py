@@ -129,6 +129,7 @@ def test_focus_in_the_explorer(served: Server, browser: Browser) -> None:
     browser.press(Keys.ENTER)
     browser.until(lambda: browser.run(drawn) == nodes[25]["id"], "the focus on the first that was unfolded")
     browser.press(Keys.HOME)
+    browser.until(lambda: browser.run(drawn) == nodes[0]["id"], "the focus on the first cord")
     browser.tab_to("e.textContent === 'Path of its last request'")
     browser.press(Keys.SPACE)
     browser.until(lambda: browser.run(drawn) == "request", "the focus on the field")
