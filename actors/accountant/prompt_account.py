@@ -15,12 +15,12 @@ import attrs
 from ..messages.block_manager import CacheMiss
 from ..messages.counts import UNKNOWN, Count, Estimate, Known
 from ..messages.prompts import Breakpoint, CacheTtl
-from ..messages.tiers import Tier
+from ..messages.tiers import CACHE_TIERS, Tier
 from .account_entries import Admission
 from .coverage import Coverage
 
 DEVICE = Tier.DEVICE.value
-TIERS = tuple(tier.value for tier in Tier)
+TIERS = tuple(tier.value for tier in CACHE_TIERS)
 UNATTRIBUTED = "unattributed"
 
 

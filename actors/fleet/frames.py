@@ -29,11 +29,22 @@ import trio
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp
 from ..messages.handler import LookedUp
+from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
 
 WireMessage = (
-    Submit | Abort | ResetPrefixCache | LookUp | EngineReady | EngineRefused | StepReport | LookedUp | Heartbeat
+    Submit
+    | Abort
+    | ResetPrefixCache
+    | LookUp
+    | Fetch
+    | EndFetch
+    | EngineReady
+    | EngineRefused
+    | StepReport
+    | LookedUp
+    | Heartbeat
 )
 
 WIRE_TYPES: dict[int, type[WireMessage]] = {
@@ -46,6 +57,8 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     8: Heartbeat,
     9: LookUp,
     10: LookedUp,
+    12: Fetch,
+    13: EndFetch,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 SUBMIT_AGAIN = 7

@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import attrs
 import msgspec
 
-from ..messages.tiers import Tier
+from ..messages.tiers import CACHE_TIERS, Tier
 from ..shared.block_keys import chain_keys
 from .event_log import GROUP, SEQUENCE_BYTES
 
@@ -161,7 +161,7 @@ def chain_root(block_size: int) -> bytes:
 class CacheFollower:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._known = {tier: _KnownBlocks() for tier in Tier}
+        self._known = {tier: _KnownBlocks() for tier in CACHE_TIERS}
         self._last: int | None = None
         self._block_size: int | None = None
         self._changes = _Changes()

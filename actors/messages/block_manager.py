@@ -7,6 +7,7 @@ from enum import StrEnum
 import attrs
 import msgspec
 
+from .peers import Peer
 from .prompts import Pin
 
 
@@ -124,6 +125,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Tenants of candidates, if there are quotas for any."""
     token_s: float = 0.0
     """Seconds to compute a token in a step that is filled with prompts; 0: not known."""
+    candidate_peers: dict[int, Peer] = {}
+    """By candidate, the engine that may still have its blocks."""
     returned_ids: list[int] = []
     """Those of `free_sequence_ids` whose admission was undone because its first step failed. What was loaded for them
     counts as loaded at their next one."""

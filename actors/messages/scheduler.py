@@ -8,6 +8,7 @@ import msgspec
 from quipu.kernels.step_types import SequenceKind as SequenceKind
 
 from .block_manager import CacheMiss
+from .peers import Peer
 from .prompts import Pin
 from .sampling import SamplingParams
 from .scores import StepPayloads
@@ -51,6 +52,11 @@ class Submit:
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
     """Digest of the adapter it is computed with, also contained in its keys; empty for the model's own weights."""
+    ends_after_prefill: bool = False
+    """Whether this engine ends it with its first token, for another engine to continue."""
+    peer: Peer | None = None
+    """The engine that computed it so far, which may still have its blocks. None: this engine is its first, or the
+    blocks are lost."""
 
 
 @attrs.frozen

@@ -32,6 +32,8 @@ class EngineReady:
     """Format of most of the linear weights: `bfloat16`, `int8`, `q4_k`."""
     activations: str = ""
     """What quantized weights are multiplied with: `float`, `int8`."""
+    peer_address: str = ""
+    """Where other engines may fetch its blocks; empty: nowhere."""
     library: str | None = None
     """The library that computes, and its version, unless it is this package: `vllm 0.32.0 CPU_ATTN`."""
 

@@ -23,10 +23,14 @@ class Tier(StrEnum):
     """A disk of the engine's machine."""
     REMOTE = "remote"
     """An object store that engines share."""
+    PEER = "peer"
+    """Another engine's device: a source of loads only. What comes from there is nobody's cache hit."""
 
 
 LOWER_TIERS = (Tier.HOST, Tier.DISK, Tier.REMOTE)
-"""All but the device, fastest first."""
+"""All of an engine's own but the device, fastest first."""
+CACHE_TIERS = (Tier.DEVICE, *LOWER_TIERS)
+"""Where cache hits come from."""
 
 TierSpans = dict[str, list[int]]
 """The reused positions that were loaded from lower tiers, by tier: start, end, start, end, in ascending order. A tier

@@ -16,11 +16,12 @@ import attrs
 from ..channel import Channel
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp
+from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
 from .health import EngineState, EngineStatus, Health, State, UnknownEngine
 
-EngineMessage = Submit | Abort | ResetPrefixCache | LookUp
+EngineMessage = Submit | Abort | ResetPrefixCache | LookUp | Fetch | EndFetch
 
 
 @attrs.define(eq=False, kw_only=True)

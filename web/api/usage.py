@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
-from quipu.actors.messages.tiers import Tier
+from quipu.actors.messages.tiers import CACHE_TIERS
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ..request.tally import Tally
@@ -43,7 +43,7 @@ def all_tiers(num_cached: int | None, by_tier: Mapping[str, int] | None) -> dict
     """Return cached tokens by storage tier, which add up to the total; None if that is unknown."""
     if num_cached is None:
         return None
-    tiers = {tier.value: (by_tier or {}).get(tier, 0) for tier in Tier}
+    tiers = {tier.value: (by_tier or {}).get(tier, 0) for tier in CACHE_TIERS}
     # Hits of unknown tier are never attributed to the device.
     tiers["unattributed"] = num_cached - sum(tiers.values())
     return tiers

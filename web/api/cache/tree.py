@@ -22,7 +22,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from quipu.actors.cache_insight.cache_figures import Divergence, HeldBlocks, TreeNode, UnknownBranch, UnknownRequest
-from quipu.actors.messages.tiers import Tier
+from quipu.actors.messages.tiers import CACHE_TIERS, Tier
 from quipu.actors.request_desk.interface import Desk
 
 from ...http.turns import FairTurns
@@ -118,7 +118,7 @@ def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
 def describe(node: TreeNode) -> dict[str, Any]:
     """Return a node, with the tiers of the engine that has most of it."""
     most = max(node.engines.values(), key=lambda held: held.num, default=HeldBlocks(0))
-    by_tier = {tier.value: most.lowered.get(tier, 0) for tier in Tier}
+    by_tier = {tier.value: most.lowered.get(tier, 0) for tier in CACHE_TIERS}
     by_tier[Tier.DEVICE] = most.num - sum(most.lowered.values())
     return {
         "id": node.branch_id,

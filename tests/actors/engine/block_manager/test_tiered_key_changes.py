@@ -6,7 +6,7 @@ import random
 
 from quipu.actors.engine.block_manager.key_changes import NO_CHANGE, KeyChange, KeyChanges
 from quipu.actors.engine.block_manager.tiered_key_changes import TieredKeyChanges, make_key_changes
-from quipu.actors.messages.tiers import LOWER_TIERS, Tier
+from quipu.actors.messages.tiers import CACHE_TIERS, LOWER_TIERS, Tier
 from tests.actors.key_reader import split
 
 A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
@@ -107,14 +107,14 @@ def test_any_order() -> None:
     rng = random.Random(7)
     keys = [bytes([index]) * 32 for index in range(6)]
     changes = TieredKeyChanges()
-    held: dict[Tier, set[bytes]] = {tier: set() for tier in Tier}
+    held: dict[Tier, set[bytes]] = {tier: set() for tier in CACHE_TIERS}
     anywhere: set[bytes] = set()
     lowered: dict[bytes, str] = {}
     for _ in range(8000):
         tier, key = rng.choice(list(Tier)), rng.choice(keys)
         if rng.random() < 0.005:
             changes.on_cleared()
-            held = {tier: set() for tier in Tier}
+            held = {tier: set() for tier in CACHE_TIERS}
         elif key in held[tier]:
             changes.on_removed([key], tier)
             held[tier].remove(key)
@@ -133,7 +133,7 @@ def test_any_order() -> None:
             for name, prefixes in change.lowered.items():
                 assert not any(lowered.get(prefix) == name for prefix in split(prefixes)), "told twice"
                 lowered |= dict.fromkeys(split(prefixes), name)
-            fastest = {key[:8]: next(t for t in Tier if key in held[t]) for key in set().union(*held.values())}
+            fastest = {key[:8]: next(t for t in CACHE_TIERS if key in held[t]) for key in set().union(*held.values())}
             assert anywhere == fastest.keys()
             assert lowered == {key: tier for key, tier in fastest.items() if tier is not Tier.DEVICE}
 
