@@ -270,7 +270,8 @@ def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callabl
     """Run everything in this event loop. Returns an async context manager that yields a `Runtime`."""
     engine = importlib.import_module(ENGINE)
     loading = [load_executor] if load_executor else []
-    return open_runtime(config, info, lambda _: engine.LoopHost(config.engine, *loading), make_renderer=InlineRenderer)
+    hosts = engine.loop_hosts(config.engine, *loading)
+    return open_runtime(config, info, hosts, make_renderer=InlineRenderer)
 
 
 @asynccontextmanager

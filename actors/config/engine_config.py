@@ -243,6 +243,8 @@ class EngineConfig(TierSettings):
     """Engines that share the memory of this one's device, this one included."""
     memory_share: int | None = None
     """Bytes of the host's memory that this engine may hold in all, weights included; None: what is free."""
+    has_peers: bool = False
+    """Whether other engines of this machine may fetch its blocks, and it theirs."""
     may_shorten: bool = False
     """Whether `max_model_len` may be reduced to what the KV cache has room for: the operator did not set it."""
     max_steps_in_flight: int = 2

@@ -22,16 +22,19 @@ from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp, Reserve
 from ..messages.executor import ExecutorMessage
 from ..messages.handler import LookedUp
-from ..messages.mover import MoveNews, MoverMessage
+from ..messages.mover import Lending, MoveNews, MoverMessage
+from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
-from .block_manager.actor import answer_look_ups, end_moves, run_block_manager
+from .block_manager.actor import answer_look_ups, end_moves, fetch_from_peers, lend_to_peers, run_block_manager
 from .block_manager.reservation import BlockManager
 from .executor.actor import delay_of_moves, run_executor, wait_until_idle
 from .executor.loading import load_executor, numerics_of
 from .executor.step_runner import Executor
 from .mover.actor import run_mover
 from .open_tiers import open_tiers
+from .peers.peer_link import LoopNetwork, PeerNetwork
+from .peers.traffic import PeerTraffic
 from .scheduler.actor import SchedulerMessage, run_scheduler
 from .scheduler.config import SchedulerConfig
 from .scheduler.planning import Batcher
@@ -51,10 +54,11 @@ EngineNews = StepReport | LookedUp
 class Engine:
     """The actors' state and channels. Submits and aborts are put into `inbox`."""
 
-    def __init__(self, config: EngineConfig, executor: Executor) -> None:
-        """Raises KvEventsError if KV events are configured and their sockets cannot be opened.
+    def __init__(self, config: EngineConfig, executor: Executor, network: PeerNetwork | None = None) -> None:
+        """`network` is the way to other engines, if there are any.
 
-        Raises what `open_tiers` raises.
+        Raises KvEventsError if KV events are configured and their sockets cannot be opened, OSError if others could not
+        reach this engine, and what `open_tiers` raises.
         """
         self.executor = executor
         pool = executor.backend.memory_plan
@@ -78,6 +82,8 @@ class Engine:
             observers=[] if events is None else [events],
         )
         self.carrier = opened.carrier
+        self._copies, self._network = opened.copies, network
+        self._listener = None if network is None or opened.copies is None else network.listen()
         self._write_rate = opened.write_rate
         self._scheduler_config = SchedulerConfig(
             block_size=config.block_size,
@@ -102,6 +108,7 @@ class Engine:
         """Make what knows of sequences and numbers reports. Blocks, their contents and events outlive it."""
         self.inbox: Channel[SchedulerMessage] = Channel(self._scheduler_config.max_num_seqs)
         self._look_ups: Channel[LookUp] = Channel(1)
+        self._fetches: Channel[Fetch | EndFetch] = Channel(1)
         self._gate = GrammarGate(self.executor.prepare, self.inbox)
         self.batcher = Batcher(self._scheduler_config, trio.current_time)
 
@@ -117,10 +124,12 @@ class Engine:
         self._begin_incarnation()
         self.inbox.post(AnnounceKeys())
 
-    async def receive(self, message: WebMessage | LookUp) -> None:
+    async def receive(self, message: WebMessage | LookUp | Fetch | EndFetch) -> None:
         """Pass on a message from the web side."""
         if isinstance(message, LookUp):
             self._look_ups.post(message)  # the web side limits how many there are
+        elif isinstance(message, Fetch | EndFetch):
+            self._fetches.post(message)  # at most two a sequence
         else:
             await self._gate.send(message)
 
@@ -136,7 +145,13 @@ class Engine:
                 moves, moved = Channel(PLAN_SLOTS), Channel[MoveNews](PLAN_SLOTS)
                 nursery.start_soon(end_moves, self.block_manager.tiers, moved, self.inbox, moves, flush_events)
                 delay = delay_of_moves(self.executor)
-                nursery.start_soon(run_mover, self.carrier, moves, plans, moved, delay, self._write_rate)
+                peers: PeerTraffic | None = None
+                if self._network is not None and self._listener is not None and self._copies is not None:
+                    lending: Channel[Lending] = Channel(PLAN_SLOTS)
+                    peers = PeerTraffic(self._network, self._listener, self._copies, lending)
+                    nursery.start_soon(lend_to_peers, self.block_manager, lending, moves)
+                    nursery.start_soon(fetch_from_peers, self.block_manager, self._fetches, moves)
+                nursery.start_soon(run_mover, self.carrier, moves, plans, moved, delay, self._write_rate, peers)
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)
             nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports, moves)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
@@ -146,6 +161,8 @@ class Engine:
         """Close the sockets for KV events and the files of tiers. To be called once the actors have ended."""
         if self.events is not None:
             self.events.close()
+        if self._listener is not None:
+            self._listener.close()
         if self.carrier is not None:
             self.carrier.close()
 
@@ -174,6 +191,7 @@ class Engine:
             numerics=numerics_of(capabilities),
             weights=capabilities.weights,
             activations=capabilities.activations,
+            peer_address="" if self._listener is None else self._listener.address,
             library=capabilities.library,
         )
 
@@ -181,9 +199,16 @@ class Engine:
 class LoopHost:
     """Runs engines in the caller's loop, over in-memory channels."""
 
-    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], Executor] = load_executor) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        load: Callable[[EngineConfig], Executor] = load_executor,
+        network: PeerNetwork | None = None,
+    ) -> None:
+        """`network`: shared by engines that may fetch each other's blocks."""
         self._config = config
         self._load = load
+        self._network = network
         self.engine: Engine | None = None
         """The engine that is running."""
 
@@ -191,7 +216,7 @@ class LoopHost:
         """Do nothing: an engine in this loop ends with its incarnation."""
 
     async def run(self, link: EngineLink) -> Death:
-        engine = Engine(self._config, self._load(self._config))
+        engine = Engine(self._config, self._load(self._config), self._network)
         reports: Channel[EngineNews] = Channel(PLAN_SLOTS)
 
         async def feed() -> None:
@@ -221,6 +246,14 @@ class LoopHost:
             engine.close()
             engine.executor.close()
         return death
+
+
+def loop_hosts(
+    config: EngineConfig, load: Callable[[EngineConfig], Executor] = load_executor
+) -> Callable[[int], LoopHost]:
+    """Return a factory for hosts in one loop, whose engines may fetch each other's blocks if the config says so."""
+    network = LoopNetwork() if config.has_peers else None
+    return lambda _: LoopHost(config, load, network)
 
 
 def first_leaf(error: BaseException) -> BaseException:

@@ -40,6 +40,7 @@ from ..shared.step_record import StepRecord
 from .engine import Engine, EngineNews, first_leaf
 from .executor.loading import load_executor
 from .open_tiers import TiersRefused
+from .peers.unix_link import UnixNetwork
 
 log = structlog.get_logger()
 
@@ -140,7 +141,7 @@ def main(argv: list[str]) -> int:
         executor = load_executor(config)
         executor.record = StepRecord(int(record_descriptor))
         executor.warm_up()
-        engine = Engine(config, executor)
+        engine = Engine(config, executor, UnixNetwork() if config.has_peers else None)
     except TiersRefused as error:
         return refuse(admission, str(error), log_writer)
     except (ValueError, *LOADING_ERRORS) as error:

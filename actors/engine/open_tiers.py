@@ -30,6 +30,7 @@ from .mover.block_carrier import BlockCarrier
 from .mover.block_header import numerics_digest
 from .mover.disk_store import DiskStore
 from .mover.host_store import HostStore
+from .mover.peer_copies import PeerCopies
 from .mover.remote_index import RemoteIndex
 from .mover.slot_store import SlotStore
 from .mover.write_rate import RateLimit
@@ -50,9 +51,11 @@ class OpenTiers:
     plan: TierPlan
     """For the block manager."""
     carrier: BlockCarrier | None
-    """For the mover. None: there are no tiers."""
+    """For the mover. None: there are no tiers, and no peers."""
     write_rate: RateLimit | None
     """Of the disk."""
+    copies: PeerCopies | None = None
+    """For blocks to and from other engines. None: there are none."""
 
 
 class TiersRefused(ValueError):
@@ -65,7 +68,7 @@ def open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
     Raises TiersRefused if a tier would not hold a block, there is no memory for it, or its folder or bucket cannot be
     used, and MemoryError if no memory can be had.
     """
-    if not config.lower_tiers:
+    if not (config.lower_tiers or config.has_peers):
         return OpenTiers(TierPlan(), None, None)
     try:
         return _open_tiers(config, executor)
@@ -135,9 +138,13 @@ def _open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
         tiers,
         num_stored_ahead=STEPS_STORED_AHEAD * -(-config.max_num_batched_tokens // block_size),
         costs=LoadCosts(LoadPolicy(config.kv_load), block_size, fixed_costs_of(config.kv_load_costs)),
+        has_peers=config.has_peers,
         quota_blocks=None if config.kv_quota is None else max(1, config.kv_quota // plan.block_bytes),
     )
-    return OpenTiers(wanted, carrier, None if rate is None else RateLimit(rate, rate, 0.0))
+    copies = None
+    if config.has_peers:
+        copies = PeerCopies(backend, executor.tags, plan.block_size, plan.block_bytes, numerics)
+    return OpenTiers(wanted, carrier, None if rate is None else RateLimit(rate, rate, 0.0), copies)
 
 
 def num_host_blocks_of(num_bytes: int | None, block_bytes: int) -> int:

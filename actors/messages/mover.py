@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .peers import Peer
 from .tiers import LoadFailure, Tier
 
 
@@ -25,6 +26,10 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     """Slots of the target, or physical blocks, held until the answer arrives."""
     keys: list[bytes]
     """Chain keys of the contents that the source should have."""
+    peer: Peer | None = None
+    """The engine to fetch from, if the source is `peer`. Its slots have no meaning then."""
+    waits: bool = False
+    """Whether the peer is still computing the blocks, and they are fetched one after the other as they come."""
 
 
 class Moved(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +56,18 @@ class MoveFailed(msgspec.Struct, frozen=True, gc=False):
 
 class MoveLate(msgspec.Struct, frozen=True, gc=False):
     """A load is late: no sequence should wait for it. Its blocks may still be written until its answer arrives."""
+
+    number: int
+
+
+class HurryMove(msgspec.Struct, frozen=True, gc=False):
+    """Fetch what the peer has by now, and wait for nothing more: a sequence waits for the blocks. Ignored if over."""
+
+    number: int
+
+
+class EndMove(msgspec.Struct, frozen=True, gc=False):
+    """Fetch nothing more: nobody wants the blocks. Its answer comes all the same. Ignored if over."""
 
     number: int
 
@@ -88,7 +105,31 @@ class BarrierPassed(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-MoverRequest = Move | ClearTier | ListTier
+class Lend(msgspec.Struct, frozen=True, gc=False):
+    """Lend the leading ones of these blocks, which a peer fetches. Sent to the KV-block manager; answered by `Lent`."""
+
+    number: int
+    keys: list[bytes]
+    waits: bool
+    """Whether the answer waits until there is at least one. `EndLend` ends the wait."""
+
+
+class EndLend(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that were lent have been copied, or nobody waits for them any longer. Not answered."""
+
+    number: int
+
+
+class Lent(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that hold the leading ones of some keys, all written. They are held until `EndLend`."""
+
+    number: int
+    blocks: list[int]
+    """Empty: the first is not there."""
+
+
+MoverRequest = Move | HurryMove | EndMove | ClearTier | ListTier | Lent
 MoverMessage = MoverRequest | BarrierPassed
+Lending = Lend | EndLend
 MoveResult = Moved | MoveFailed
 MoveNews = MoveResult | MoveLate | ListedPage | ListingFailed

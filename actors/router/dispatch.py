@@ -17,6 +17,7 @@ from ..channel import Poster
 from ..messages.accountant import Refused, Routed, StepReport
 from ..messages.block_manager import LookUp
 from ..messages.outcomes import ErrorKind, Fault, RequestError
+from ..messages.peers import EndFetch, Fetch
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.tiers import Tier
@@ -93,12 +94,14 @@ class Dispatch:
     def _take_back_queue(self, engine: ReadyEngine) -> None:
         """Route again what an engine has not taken, and announce to it that nothing more comes."""
         engine_id, queue, store = engine.engine_id, engine.queue, self._store
-        again: list[Submit | Abort | LookUp] = []
+        again: list[EngineMessage] = []
         for message in queue.take_nowait():
             is_held = isinstance(message, Abort) and message.sequence_id in store.sequences
             if is_held or isinstance(message, ResetPrefixCache):
                 queue.post(message)
                 continue
+            if isinstance(message, Fetch | EndFetch):
+                continue  # a hint, which the engine that is chosen next gets anew
             if isinstance(message, Submit):
                 self._drop(message.sequence_id)
             again.append(message)

@@ -19,9 +19,8 @@ import attrs
 from ..cache_insight.cache_figures import HeldBlocks
 from ..channel import Channel, Poster
 from ..messages.accountant import StepReport
-from ..messages.block_manager import LookUp
 from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
-from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..messages.scheduler import Submit
 from ..request_desk.engine_pool import EngineMessage
 from .routing import Route, Routing
 
@@ -88,7 +87,7 @@ class RouteStore:
     def add(self, messages: Iterable[RouterMessage]) -> None:
         """Note messages that are to be handled: news of engines before prompts, each in order."""
         for message in messages:
-            if isinstance(message, Submit | Abort | ResetPrefixCache | LookUp):
+            if isinstance(message, EngineMessage):
                 self.prompts.append(message)
             else:
                 self.reports.append(message)

@@ -82,6 +82,7 @@ def resolve_config(
         model_path=str(path),
         eos_token_ids=checkpoint.eos_token_ids,
         may_shorten=arguments.max_model_len is None,
+        has_peers=engines["max_engines"] > 1 and "cluster" not in engines and arguments.enable_prefix_caching,
         # only a key file knows several tenants
         max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
         **_given(arguments, EngineConfig) | resolved,

@@ -19,7 +19,17 @@ import trio
 from ...channel import Poster, Receiver, Sender
 from ...messages.block_manager import LookUp, Reserve
 from ...messages.handler import LookedUp
-from ...messages.mover import ListedPage, ListingFailed, MoveFailed, MoveLate, MoveNews, MoverRequest
+from ...messages.mover import (
+    Lend,
+    ListedPage,
+    ListingFailed,
+    MoveFailed,
+    MoveLate,
+    MoveNews,
+    MoverRequest,
+)
+from ...messages.mover import Lending as LendingMessage
+from ...messages.peers import EndFetch, Fetch
 from ...messages.scheduler import Granted, LoadsOver
 from .lower_tiers import LowerTiers
 from .reservation import BlockManager
@@ -50,6 +60,8 @@ async def run_block_manager(
             if moves is not None and block_manager.tiers is not None:
                 for move in block_manager.tiers.take_moves():
                     moves.post(move)
+                for lent in block_manager.lending.take_ready():
+                    moves.post(lent)
             await granted.send(grant)
             if grant.num_pins_yielded:
                 log.info("pins.yielded", num_pins=grant.num_pins_yielded, num_pinned_blocks=grant.num_pinned_blocks)
@@ -71,6 +83,30 @@ async def answer_look_ups(
                 for move in block_manager.tiers.take_moves():
                     moves.post(move)
             await answers.send(found)
+
+
+async def lend_to_peers(
+    block_manager: BlockManager, inbox: Receiver[LendingMessage], moves: Poster[MoverRequest]
+) -> None:
+    """Lend blocks that other engines fetch, until cancelled."""
+    while True:
+        for message in await inbox.receive_all():
+            if not isinstance(message, Lend):
+                block_manager.lending.end(message.number)
+            elif (lent := block_manager.lending.lend(message)) is not None:
+                moves.post(lent)
+
+
+async def fetch_from_peers(
+    block_manager: BlockManager, inbox: Receiver[Fetch | EndFetch], moves: Poster[MoverRequest]
+) -> None:
+    """Fetch prompts from other engines ahead of their sequences, until cancelled."""
+    while True:
+        for message in await inbox.receive_all():
+            block_manager.fetch(message)
+            if block_manager.tiers is not None:
+                for move in block_manager.tiers.take_moves():
+                    moves.post(move)
 
 
 async def end_moves(

@@ -69,7 +69,7 @@ class CacheReader:
         prefix = self.find(keys, len(token_ids), may_read=may_read)
         num_blocks = len(prefix.blocks)
         pinned_for_s = pins.time_left(keys[:num_blocks], now)
-        stretches = [] if loads is None else list(loads.find_all(keys, num_blocks, prefix.limit))
+        stretches = [] if loads is None else list(loads.search.find(keys, num_blocks, prefix.limit))
         num_lower = sum(len(stretch.keys) for stretch in stretches)
         if num_lower:
             prefix = CachedPrefix([*prefix.blocks, *[NULL_BLOCK] * num_lower], [], prefix.limit)

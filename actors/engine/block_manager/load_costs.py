@@ -67,7 +67,7 @@ class LoadCosts:
     def on_loaded(self, tier: Tier, num_blocks: int, seconds: float) -> None:
         """Note how long a load of `num_blocks` took."""
         self._num_declined.pop(tier, None)
-        if num_blocks:
+        if num_blocks and tier is not Tier.PEER:  # it may have been computing them in that time
             took = seconds / num_blocks
             before = self._block_s.get(tier, took)
             self._block_s[tier] = before + WEIGHT * (took - before)
@@ -85,8 +85,8 @@ class LoadCosts:
 
     def worth_loading(self, stretches: Sequence[Stretch]) -> int:
         """Return how many leading stretches to load, so that the whole prefix is there soonest."""
-        if self._policy is LoadPolicy.NEVER:
-            return 0
+        if self._policy is LoadPolicy.NEVER:  # which is about caches
+            return next((at for at, stretch in enumerate(stretches) if stretch.tier is not Tier.PEER), len(stretches))
         if self._policy is LoadPolicy.ALWAYS or not self.compute_s:
             return len(stretches)
         best, best_saved, saved = 0, 0.0, 0.0

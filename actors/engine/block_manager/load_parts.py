@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import attrs
 
+from ...messages.peers import Peer
 from ...messages.tiers import Tier
 
 
@@ -20,6 +21,21 @@ class Stretch:
     first: int
     """Index of the first block in the sequence's table."""
     keys: list[bytes]
+    peer: Peer | None = None
+    """The engine that may have them, if the tier is `peer`."""
+
+
+@attrs.frozen
+class LoadedPrompt:
+    """A prompt of which blocks are to be loaded."""
+
+    sequence_id: int
+    """The sequence that waits for them, or will; a negative number: none."""
+    keys: list[bytes]
+    shared: list[int]
+    """Its leading blocks that were found on the device."""
+    root_key: bytes
+    token_ids: list[int]
 
 
 @attrs.define(eq=False)
@@ -49,6 +65,8 @@ class Load:
     epoch: int
     is_wanted: bool = True
     """Whether the sequence waits for it."""
+    is_ahead: bool = False
+    """It was begun before the sequence arrived."""
     is_late: bool = False
     is_abandoned: bool = False
     waiting_ids: list[int] = attrs.field(factory=list)
@@ -57,6 +75,11 @@ class Load:
     @property
     def is_over(self) -> bool:
         return all(part.num_loaded is not None for part in self.parts.values())
+
+    @property
+    def peer_moves(self) -> list[int]:
+        """The numbers of its moves from another engine that are not over."""
+        return [i for i, part in self.parts.items() if part.stretch.tier is Tier.PEER and part.num_loaded is None]
 
     def tiers_loaded(self) -> list[Tier]:
         """Return the tier of each leading block that came, up to the first that did not."""
@@ -86,6 +109,14 @@ class Loaded:
     """Where each came from."""
     is_short: bool = False
     """Whether the block after them was asked for and did not come."""
+    is_ahead: bool = False
+    """The sequence had not arrived when this was asked for: it may ask once more."""
+
+    def then(self, later: Loaded) -> Loaded:
+        """Return this result and that of a later load as one; if there is a gap between them, the later one's."""
+        if self.first + len(self.blocks) != later.first:
+            return later
+        return attrs.evolve(later, first=self.first, blocks=self.blocks + later.blocks, tiers=self.tiers + later.tiers)
 
 
 @attrs.frozen

@@ -142,6 +142,8 @@ class TierPlan:
     """How many of the blocks that are evicted next the host has a copy of, if possible."""
     costs: LoadCosts | None = None
     """Decides what is loaded; None: everything that is found."""
+    has_peers: bool = False
+    """Whether there are other engines from which blocks can be fetched."""
     quota_blocks: int | None = None
     """How many blocks of a tier one tenant may have; None: all."""
 

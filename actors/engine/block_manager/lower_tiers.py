@@ -19,20 +19,23 @@ from msgspec.structs import replace
 from ...messages.block_manager import MissReason
 from ...messages.mover import (
     ClearTier,
+    EndMove,
+    HurryMove,
     ListedPage,
     ListingFailed,
     ListTier,
-    Move,
     Moved,
     MoveLate,
     MoveResult,
     MoverRequest,
 )
+from ...messages.peers import Peer
 from ...messages.scheduler import Granted, LoadsOver
 from ...messages.tiers import LoadFailure, Tier
 from .load_costs import LoadCosts, LoadPolicy
-from .load_parts import Load, LoadPart, Stretch
+from .load_parts import LoadedPrompt, Stretch
 from .lower_tier import LostTier, TierPlan
+from .move_outbox import MoveOutbox
 from .object_index import ObjectIndex
 from .pools import Pool
 from .publications import Allocation, Publications
@@ -55,17 +58,17 @@ class LowerTiers:
         """`allocations`: those of all sequences that hold blocks."""
         self.by_tier = {tier.tier: tier for tier in plan.tiers}
         self._indexes = {tier.tier: tier.index for tier in plan.tiers}
-        self.loads = TierLoads(self._indexes, pool, publications, block_size)
+        self._outbox = MoveOutbox()
+        self.loads = TierLoads(self._indexes, pool, publications, block_size, self._outbox)
         self._pool = pool
-        self._publications = publications
-        self.stores = TierStores(self.by_tier, self._indexes, pool, publications, plan.num_stored_ahead, self._begin)
+        self.stores = TierStores(
+            self.by_tier, self._indexes, pool, publications, plan.num_stored_ahead, self._outbox.begin
+        )
         self.costs = plan.costs or LoadCosts(LoadPolicy.ALWAYS, block_size)
         self._declined: set[int] = set()
         """Candidates of the current grant for which some blocks are not loaded, since computing them is faster..."""
         self._cut: set[int] = set()
         """...and sequences of whose blocks only some were loaded."""
-        self._num_moves = 0
-        self._moves: list[MoverRequest] = []
         self._lost: list[LostTier] = []
         self.loading_ids: list[int] = []
         """Candidates of the current grant that wait for a load."""
@@ -88,8 +91,7 @@ class LowerTiers:
 
     def take_moves(self) -> list[MoverRequest]:
         """Return what the mover is to do, since the last call."""
-        moves, self._moves = self._moves, []
-        return moves
+        return self._outbox.take()
 
     def take_lost(self) -> list[LostTier]:
         """Return the tiers that were turned off since the last call."""
@@ -103,7 +105,7 @@ class LowerTiers:
         for tier in self.by_tier.values():
             tier.pins.now = now
             if isinstance(tier.index, ObjectIndex) and tier.index.is_listing_due(now):
-                self._moves.append(ListTier(tier.tier))
+                self._outbox.add([ListTier(tier.tier)])
 
     def on_listed(self, news: ListedPage | ListingFailed, now: float) -> None:
         """Note what a listing of the object store has found."""
@@ -137,9 +139,25 @@ class LowerTiers:
 
     # ------------------------------------------------------------ loads
 
-    def find(self, sequence_id: int, keys: list[bytes], first: int, limit: int) -> list[Stretch]:
-        """Return what is to be loaded for a candidate, from its block `first` on: what is faster than computing it."""
-        found = self.loads.find(sequence_id, keys, first, limit)
+    def is_awaited(
+        self, sequence_id: int, keys: list[bytes], num_found: int, limit: int, peer: Peer | None = None
+    ) -> bool:
+        """Return whether a candidate has to wait for a load in progress, as `TierLoads.is_awaited` does.
+
+        A peer that is still computing its blocks is told that somebody waits for them.
+        """
+        is_awaited = self.loads.is_awaited(sequence_id, keys, num_found, limit, peer)
+        self._outbox.add(map(HurryMove, self.loads.take_hurried()))
+        return is_awaited
+
+    def find(
+        self, sequence_id: int, keys: list[bytes], first: int, limit: int, peer: Peer | None = None
+    ) -> list[Stretch]:
+        """Return what is to be loaded for a candidate, from its block `first` on: what is faster than computing it.
+
+        `peer`: the engine that computed it so far.
+        """
+        found = self.loads.find(sequence_id, keys, first, limit, peer)
         num_worthy = self.costs.worth_loading(found) if found else 0
         if num_worthy < len(found):
             (self._cut if num_worthy else self._declined).add(sequence_id)
@@ -172,40 +190,15 @@ class LowerTiers:
         for tier in self.by_tier.values() if found else ():
             tier.on_found(found)
 
-    def begin_load(
-        self,
-        sequence_id: int,
-        stretches: list[Stretch],
-        keys: list[bytes],
-        shared: list[int],
-        blocks: list[int],
-        root_key: bytes,
-        token_ids: list[int],
-        *,
-        is_awaited: bool = True,
-    ) -> None:
-        """Begin to load a prompt's next blocks after the `shared` ones into `blocks`. All of these are held."""
-        first = len(shared)
-        parts: dict[int, LoadPart] = {}
-        for stretch in stretches:
-            slots = self._indexes[stretch.tier].read(stretch.keys)
-            begin = stretch.first - first
-            move = self._begin(stretch.tier, Tier.DEVICE, slots, blocks[begin : begin + len(slots)], stretch.keys)
-            parts[move.number] = LoadPart(stretch, slots)
-        load = Load(
-            sequence_id=sequence_id,
-            first=first,
-            table=shared + blocks,
-            keys=keys[first : first + len(blocks)],
-            parts=parts,
-            parent_key=keys[first - 1] if first else root_key,
-            token_ids=token_ids,
-            epoch=self._publications.epoch,
-            is_wanted=is_awaited,
-        )
-        self.loads.begin(load)
-        if is_awaited:
-            self.loading_ids.append(sequence_id)
+    def begin_load(self, prompt: LoadedPrompt, stretches: list[Stretch], blocks: list[int]) -> None:
+        """Begin to load the next blocks of a candidate into `blocks`. It waits for them."""
+        self.loads.begin(prompt, stretches, blocks, is_wanted=True)
+        self.loading_ids.append(prompt.sequence_id)
+
+    def end_fetch(self, sequence_id: int) -> None:
+        """Fetch nothing more for a sequence that will not arrive."""
+        self._outbox.add(map(EndMove, self.loads.peer_moves_of(sequence_id)))
+        self.loads.forget(sequence_id)
 
     def on_late(self, late: MoveLate) -> LoadsOver | None:
         """Stop waiting for a late load. Return the scheduler's message; None if it is over or known to be late."""
@@ -213,7 +206,7 @@ class LowerTiers:
         if load is None:
             return None
         for part in load.parts.values():
-            if part.num_loaded is None:
+            if part.num_loaded is None and part.stretch.tier in self.by_tier:
                 self.by_tier[part.stretch.tier].failed_loads[LoadFailure.LATE.value] += len(part.slots)
         return LoadsOver(load.take_waiting())
 
@@ -234,10 +227,11 @@ class LowerTiers:
         if ended is None:
             return None
         load, part = ended.load, ended.part
-        tier = self.by_tier[part.stretch.tier]
-        tier.count_load(len(part.slots), result, is_late=load.is_late)
+        tier = self.by_tier.get(part.stretch.tier)  # None: a peer
+        if tier is not None:
+            tier.count_load(len(part.slots), result, is_late=load.is_late)
         if isinstance(result, Moved):
-            self.costs.on_loaded(tier.tier, len(part.slots), result.seconds)
+            self.costs.on_loaded(part.stretch.tier, len(part.slots), result.seconds)
         else:
             self._drop_wrong(part.stretch.tier, part.slots, part.stretch.keys, result.wrong)
         if not load.is_over:
@@ -247,12 +241,6 @@ class LowerTiers:
         return LoadsOver(load.take_waiting())
 
     # ------------------------------------------------------------ both
-
-    def _begin(self, source: Tier, target: Tier, sources: list[int], targets: list[int], keys: list[bytes]) -> Move:
-        self._num_moves += 1
-        move = Move(self._num_moves, source, target, sources, targets, keys)
-        self._moves.append(move)
-        return move
 
     def _drop_wrong(
         self, tier: Tier, slots: Sequence[int], keys: Sequence[bytes], wrong: dict[int, LoadFailure]
@@ -282,7 +270,7 @@ class LowerTiers:
         for tier in self.by_tier.values():
             if tier.is_on and tier.is_local:
                 tier.clear()
-                self._moves.append(ClearTier(tier.tier))
+                self._outbox.add([ClearTier(tier.tier)])
 
     def abandon_moves(self) -> None:
         """End all moves without their answers. None may be in progress."""
@@ -291,4 +279,4 @@ class LowerTiers:
         if (remote := self.by_tier.get(Tier.REMOTE)) is not None:
             self.on_listed(ListingFailed("abandoned"), remote.pins.now)
         self.stores.abandon()
-        self._moves.clear()
+        self._outbox.take()

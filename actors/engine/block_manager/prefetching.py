@@ -15,7 +15,7 @@ import attrs
 from ...messages.block_manager import LookUp
 from ...messages.handler import LookedUp
 from .cached_prefix import CacheReader
-from .load_parts import Stretch
+from .load_parts import LoadedPrompt, Stretch
 from .lower_tiers import LowerTiers
 from .pins import Pins
 from .pools import Pool
@@ -61,21 +61,22 @@ class LookUps:
         nobody = -self._num_prefetches  # no sequence has such a number
         self._pool.share(shared)
         room = max(0, self._pool.num_free - self._num_spare)
-        stretches = _leading(tiers.loads.find(nobody, keys, len(shared), prefix.limit), room)
+        stretches = leading_blocks(tiers.loads.find(nobody, keys, len(shared), prefix.limit), room)
         blocks = self._take(sum(len(stretch.keys) for stretch in stretches), 0) if stretches else []
         if not blocks or not set(copied).isdisjoint(blocks):
             self._pool.release([*shared, *blocks])
             return 0
-        tiers.begin_load(nobody, stretches, keys, shared, blocks, question.root_key, token_ids, is_awaited=False)
+        prompt = LoadedPrompt(nobody, keys, shared, question.root_key, token_ids)
+        tiers.loads.begin(prompt, stretches, blocks, is_wanted=False)
         return sum(len(stretch.keys) for stretch in stretches) * self._reader.block_size
 
 
-def _leading(stretches: list[Stretch], room: int) -> list[Stretch]:
+def leading_blocks(stretches: list[Stretch], room: int) -> list[Stretch]:
     """Return the first `room` blocks of stretches."""
     leading: list[Stretch] = []
     for stretch in stretches:
         if room <= 0:
             break
-        leading.append(Stretch(stretch.tier, stretch.first, stretch.keys[:room]))
+        leading.append(attrs.evolve(stretch, keys=stretch.keys[:room]))
         room -= len(stretch.keys)
     return leading

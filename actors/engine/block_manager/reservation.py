@@ -27,20 +27,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...messages.block_manager import CacheMiss, LookUp, Reserve
+from ...messages.block_manager import LookUp, Reserve
 from ...messages.handler import LookedUp
+from ...messages.peers import EndFetch, Fetch
 from ...messages.scheduler import Granted
 from ...shared.block_observer import BlockObserver
+from .admissions import Admissions
 from .cached_prefix import CacheReader
+from .fetches import Fetches
 from .grant_columns import GrantColumns, WrittenColumns
 from .key_changes import NO_CHANGE
-from .load_parts import Stretch
+from .lending import Lending
 from .lower_tier import TierPlan
 from .lower_tiers import LowerTiers
 from .misses import MissTracker
 from .pending import STEP_OVERHEAD_TOKENS, PendingPrefixes
 from .pins import NOTHING_PINNED, Pins
-from .pool_state import NULL_BLOCK
 from .pools import Pool, make_pool
 from .prefetching import LookUps
 from .publications import Allocation, Publications
@@ -82,18 +84,18 @@ class BlockManager:
         self._enable_prefix_caching = enable_prefix_caching
         is_sharing = share_pending_prefixes and enable_prefix_caching
         self._pending = PendingPrefixes(block_size, step_overhead_tokens) if is_sharing else None
-        self._watermark_blocks = watermark_blocks
         self._publications = Publications(self.pool, block_size)
         self._rows = RowBlocks(
             self.pool, self.pins, self.allocations, block_size, take=self._take, release=self._release
         )
         self.tiers: LowerTiers | None = None
         self._copied: list[int] = []  # blocks that the last grant copies from
-        if tiers is not None and tiers.tiers:
+        if tiers is not None and (tiers.tiers or tiers.has_peers):
             self.tiers = LowerTiers(tiers, self.pool, self._publications, block_size, self.allocations)
             self.pins.on_pinned = self.tiers.on_pinned
         self.pool.observers += observers
-        self._key_changes = make_key_changes(has_lower_tiers=self.tiers is not None) if enable_prefix_caching else None
+        has_lower_tiers = tiers is not None and bool(tiers.tiers)
+        self._key_changes = make_key_changes(has_lower_tiers=has_lower_tiers) if enable_prefix_caching else None
         self.pool.observers += () if self._key_changes is None else (self._key_changes,)
         explains = explain_misses and enable_prefix_caching
         misses = MissTracker(num_blocks, block_size, self.pool.holds) if explains else None
@@ -102,7 +104,23 @@ class BlockManager:
             self.tiers.announce()
         self._evictions = None if misses is None else misses.evictions
         self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
+        self._admissions = Admissions(
+            self.pool,
+            self.pins,
+            self._reader,
+            self._publications,
+            self.allocations,
+            pending=self._pending,
+            tiers=self.tiers,
+            block_size=block_size,
+            watermark_blocks=watermark_blocks,
+            take=self._take,
+        )
         self._look_ups = LookUps(self._reader, self.pins, self.pool, self.tiers, self._take, watermark_blocks)
+        self.lending = Lending(self.pool)
+        self._fetches: Fetches | None = None
+        if self.tiers is not None and tiers is not None and tiers.has_peers:
+            self._fetches = Fetches(self._reader, self.pool, self.tiers, self._take, watermark_blocks)
 
     def grant(self, reserve: Reserve, now: float = 0.0) -> Granted:
         """Apply everything in `reserve`, in its order. `now` is in seconds, on any monotonic clock."""
@@ -136,7 +154,7 @@ class BlockManager:
         if reserve.row_ids:
             self._rows.grant(reserve, grant)
         if reserve.candidate_ids and not grant.preempted_ids:
-            self._admit(reserve, grant, now)
+            self._admissions.admit(reserve, grant, now)
         if grant.sequence_ids and self._enable_prefix_caching:
             publications.publish(reserve.step, grant, self.allocations)
             if pins.is_in_use:
@@ -178,6 +196,13 @@ class BlockManager:
         """Return what a sequence would find that was admitted now, and prefetch it. `now` is as for `grant`."""
         return self._look_ups.answer(question, now, self._copied)
 
+    def fetch(self, fetch: Fetch | EndFetch) -> None:
+        """Begin to load a prompt from the engine that computes it, or end that. Does nothing without peers."""
+        if self._fetches is not None and isinstance(fetch, Fetch):
+            self._fetches.begin(fetch, self._copied)
+        elif self._fetches is not None:
+            self._fetches.end(fetch.sequence_id)
+
     def drop_sequences(self) -> None:
         """Release the blocks of every sequence, and withdraw what their steps have not committed.
 
@@ -187,6 +212,7 @@ class BlockManager:
         self._publications.roll_back_all()
         if self.tiers is not None:
             self.tiers.abandon_moves()
+        self.lending.drop()
         for sequence_id in list(self.allocations):
             self._release(sequence_id)
         self.pins.drop_marks()
@@ -211,90 +237,3 @@ class BlockManager:
         if self._evictions is not None:
             self._evictions.taker = sequence_id
         return self.pool.take(num_blocks)
-
-    # ------------------------------------------------------------ candidates
-
-    def _admit(self, reserve: Reserve, grant: GrantColumns, now: float) -> None:
-        pool, size, pending, tiers = self.pool, self.block_size, self._pending, self.tiers
-        if pending is not None:
-            self._announce_rows(pending, reserve, grant)
-        budget = reserve.token_budget
-        for index, sequence_id, num_tokens, num_prompt_tokens, keys, root_key, token_ids in zip(
-            range(len(reserve.candidate_ids)),
-            reserve.candidate_ids,
-            reserve.candidate_num_tokens,
-            reserve.candidate_num_prompt_tokens,
-            reserve.candidate_keys,
-            reserve.candidate_root_keys,
-            reserve.candidate_token_ids,
-            strict=True,
-        ):
-            if budget <= 0:
-                break
-            may_read = sequence_id not in reserve.unread_ids
-            prefix = self._reader.find(keys, num_tokens, may_read=may_read)
-            shared, beyond = prefix.blocks, prefix.beyond
-            if pending is not None and pending.is_awaited(reserve, index, len(shared), prefix.limit, budget):
-                continue
-            if tiers is not None and tiers.loads.is_awaited(sequence_id, keys, len(shared), prefix.limit):
-                tiers.loading_ids.append(sequence_id)
-                continue
-            stretches: list[Stretch] = []
-            if tiers is not None:
-                stretches = tiers.find(sequence_id, keys, len(shared), prefix.limit)
-                if stretches and any(grant.admitted_copy_sources):
-                    continue  # until the next step: it could load into a block that this one has yet to copy
-            watermark = self._watermark_blocks if self.allocations else 0
-            pool.share(shared)
-            num_wanted = -(-num_tokens // size) - len(shared) + watermark
-            if pool.num_free + pool.num_pinned_only < num_wanted:
-                pool.unshare(shared)
-                break
-            if self.pins:
-                self.pins.refresh(keys[: len(shared)], now)
-                if pool.num_free < num_wanted:
-                    self.pins.give_way(num_wanted)
-            if tiers is not None:
-                if stretches:
-                    blocks = self._take(sum(len(stretch.keys) for stretch in stretches), sequence_id)
-                    tiers.begin_load(sequence_id, stretches, keys, shared, blocks, root_key, token_ids)
-                    continue
-                tiers.on_admitted(sequence_id, keys, shared, reserve.candidate_tenants.get(sequence_id, ""))
-            # before blocks are taken, which may evict what the prompt has in common with others
-            miss = self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read)
-            if tiers is not None and (why := tiers.why_not_loaded(sequence_id, len(shared))) is not None:
-                miss = CacheMiss(why, len(shared) * size)
-            grant.admitted_misses.append(miss)
-            start = len(shared) * size
-            count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
-            table = self._take(-(-(start + count) // size) - len(shared), sequence_id)
-            if shared:
-                table = shared + table
-            self.allocations[sequence_id] = Allocation(
-                table=table,
-                keys=list(keys),  # the scheduler's list grows while the sequence decodes; see `filled_keys`
-                num_prompt_blocks=num_prompt_tokens // size,
-                num_published=len(shared),
-                epoch=self._publications.epoch,
-                root_key=root_key,
-                token_ids=token_ids,
-                tenant=reserve.candidate_tenants.get(sequence_id, ""),
-            )
-            if sequence_id in reserve.candidate_pins:
-                self.pins.mark(sequence_id, keys, reserve.candidate_pins[sequence_id])
-            budget -= count
-            if pending is not None:
-                pending.announce(keys, len(shared), start, count, reserve.candidate_chunk_limit)
-            grant.add(sequence_id, start, count, list(table))
-            grant.admitted_ids.append(sequence_id)
-            grant.admitted_reused.append(start)
-            # not held: the pass copies it before it writes anything, whoever owns the block by then
-            grant.admitted_copy_sources.append(beyond[0] if beyond and start + count == num_tokens else NULL_BLOCK)
-
-    def _announce_rows(self, pending: PendingPrefixes, reserve: Reserve, grant: GrantColumns) -> None:
-        """Announce what the running rows write in this step, which can be found from the next step on."""
-        pending.begin(reserve.candidate_ids)
-        for sequence_id, start, count in zip(grant.sequence_ids, grant.starts, grant.counts, strict=True):
-            allocation = self.allocations[sequence_id]
-            if allocation.epoch == self._publications.epoch:
-                pending.announce(allocation.keys, allocation.num_published, start, count, count)

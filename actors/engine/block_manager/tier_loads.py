@@ -15,31 +15,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import attrs
+
 from ...messages.mover import Moved, MoveResult
+from ...messages.peers import Peer
 from ...messages.tiers import Tier
-from .load_parts import EndedPart, Load, Loaded, Stretch
+from .load_parts import EndedPart, Load, Loaded, LoadedPrompt, LoadPart, Stretch
+from .move_outbox import MoveOutbox
 from .pool_state import COMMITTED
 from .pools import Pool
 from .publications import Publications
 from .tier_index import TierIndex
+from .tier_search import TierSearch
 
 
 class TierLoads:
     """All loads of one block manager."""
 
     def __init__(
-        self, indexes: Mapping[Tier, TierIndex], pool: Pool, publications: Publications, block_size: int
+        self,
+        indexes: Mapping[Tier, TierIndex],
+        pool: Pool,
+        publications: Publications,
+        block_size: int,
+        outbox: MoveOutbox,
     ) -> None:
         """`indexes`: of each tier, the one to prefer first. Whoever owns the mapping may take tiers out of it."""
         self._indexes = indexes
+        self.search = TierSearch(indexes)
         self._pool = pool
         self._publications = publications
         self._block_size = block_size
+        self._outbox = outbox
         self._under_way: dict[int, Load] = {}
         """Loads by the number of each of their moves that is not over."""
         self._by_key: dict[bytes, Load] = {}
         self._loaded: dict[int, Loaded] = {}
         """Results by sequence, until the sequence ends or is preempted."""
+        self._hurried: list[int] = []
 
     @property
     def are_under_way(self) -> bool:
@@ -54,60 +67,101 @@ class TierLoads:
 
     # ------------------------------------------------------------ before
 
-    def is_awaited(self, sequence_id: int, keys: list[bytes], num_found: int, limit: int) -> bool:
+    def is_awaited(
+        self, sequence_id: int, keys: list[bytes], num_found: int, limit: int, peer: Peer | None = None
+    ) -> bool:
         """Return whether a candidate has to wait for a load in progress: its own, or one that brings its next block.
 
-        `num_found` of its blocks are on the device, and at most `limit` may be reused.
+        `num_found` of its blocks are on the device, and at most `limit` may be reused. `peer`: the engine that computed
+        it so far. Only a candidate that has one waits for blocks of a peer, which may still be computing them for
+        another prompt.
         """
         load = self._by_key.get(keys[num_found]) if num_found < limit else None
+        if load is not None and (peers := load.peer_moves):
+            if peer is None:
+                load = None
+            else:
+                self._hurried += peers
         if load is not None and load.epoch == self._publications.epoch:
             if sequence_id != load.sequence_id and sequence_id not in load.waiting_ids:
                 load.waiting_ids.append(sequence_id)
             return True
-        return any(load.sequence_id == sequence_id and load.is_wanted for load in self._under_way.values())
+        own = [load for load in self._under_way.values() if load.sequence_id == sequence_id and load.is_wanted]
+        for load in own:
+            self._hurried += load.peer_moves
+        return bool(own)
 
-    def find(self, sequence_id: int, keys: list[bytes], first: int, limit: int) -> list[Stretch]:
-        """Return what a sequence may load, from its block `first` on; empty if it has had a load already."""
-        if sequence_id in self._loaded:
+    def peer_moves_of(self, sequence_id: int) -> list[int]:
+        """Return the moves from peers that are under way for a sequence."""
+        return [i for load in self._loads() if load.sequence_id == sequence_id for i in load.peer_moves]
+
+    def take_hurried(self) -> list[int]:
+        """Return the moves from peers for which a sequence has begun to wait since the last call."""
+        hurried, self._hurried = self._hurried, []
+        return list(dict.fromkeys(hurried))
+
+    def find(
+        self, sequence_id: int, keys: list[bytes], first: int, limit: int, peer: Peer | None = None
+    ) -> list[Stretch]:
+        """Return what a sequence may load, from its block `first` on; empty if it has had a load already.
+
+        `peer` is as for `is_awaited`.
+        """
+        before = self._loaded.get(sequence_id)
+        if before is not None and not before.is_ahead:
             return []
         late = {
-            part.stretch.tier
+            (part.stretch.tier, part.stretch.peer)
             for number, load in self._under_way.items()
             if load.is_late and (part := load.parts[number]).num_loaded is None
         }
         stretches: list[Stretch] = []
-        for stretch in self.find_all(keys, first, limit):
+        for stretch in self.search.find(keys, first, limit, peer):
             end = next((at for at, key in enumerate(stretch.keys) if key in self._by_key), len(stretch.keys))
-            if stretch.tier in late:
+            if (stretch.tier, stretch.peer) in late:
                 break
             if end:
-                stretches.append(Stretch(stretch.tier, stretch.first, stretch.keys[:end]))
+                stretches.append(attrs.evolve(stretch, keys=stretch.keys[:end]))
             if end < len(stretch.keys):
                 break
         return stretches
 
-    def find_all(self, keys: list[bytes], first: int, limit: int) -> Iterator[Stretch]:
-        """Yield the consecutive blocks that are in any tier, from index `first` on and before `limit`."""
-        begin, current = first, None
-        for at in range(first, limit):
-            tier = self._tier_of(keys[at])
-            if tier is not current:
-                if current is not None:
-                    yield Stretch(current, begin, keys[begin:at])
-                begin, current = at, tier
-            if tier is None:
-                return
-        if current is not None:
-            yield Stretch(current, begin, keys[begin:limit])
+    def begin(
+        self,
+        prompt: LoadedPrompt,
+        stretches: list[Stretch],
+        blocks: list[int],
+        *,
+        is_wanted: bool,
+        is_ahead: bool = False,
+    ) -> None:
+        """Begin to load a prompt's next blocks into `blocks`. These and those that it shares are already held.
 
-    def _tier_of(self, key: bytes) -> Tier | None:
-        for tier, index in self._indexes.items():
-            if index.holds(key):
-                return tier
-        return None
-
-    def begin(self, load: Load) -> None:
-        """Note a load whose moves have begun. Its blocks are already held."""
+        `is_wanted`: its sequence waits for them, or will when it arrives. `is_ahead`: it has not arrived.
+        """
+        first = len(prompt.shared)
+        parts: dict[int, LoadPart] = {}
+        for stretch in stretches:
+            index = self._indexes.get(stretch.tier)
+            slots = [0] * len(stretch.keys) if index is None else index.read(stretch.keys)
+            begin = stretch.first - first
+            targets = blocks[begin : begin + len(slots)]
+            move = self._outbox.begin(
+                stretch.tier, Tier.DEVICE, slots, targets, stretch.keys, stretch.peer, waits=is_ahead
+            )
+            parts[move.number] = LoadPart(stretch, slots)
+        load = Load(
+            sequence_id=prompt.sequence_id,
+            first=first,
+            table=prompt.shared + blocks,
+            keys=prompt.keys[first : first + len(blocks)],
+            parts=parts,
+            parent_key=prompt.keys[first - 1] if first else prompt.root_key,
+            token_ids=prompt.token_ids,
+            epoch=self._publications.epoch,
+            is_wanted=is_wanted,
+            is_ahead=is_ahead,
+        )
         self._under_way.update(dict.fromkeys(load.parts, load))
         self._by_key.update(dict.fromkeys(load.keys, load))
 
@@ -157,7 +211,9 @@ class TierLoads:
         self._pool.release(load.table)
         if load.is_wanted:
             is_short = len(blocks) < len(load.keys)
-            self._loaded[load.sequence_id] = Loaded(load.first, blocks, tiers, is_short)
+            loaded = Loaded(load.first, blocks, tiers, is_short, load.is_ahead)
+            before = self._loaded.get(load.sequence_id)
+            self._loaded[load.sequence_id] = loaded if before is None else before.then(loaded)
 
     def _forget_keys(self, load: Load) -> None:
         for key in load.keys:

@@ -30,6 +30,8 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
         if config.enable_prefix_caching:
             num_keyed, parent = len(keys) * config.block_size, keys[-1] if keys else message.root_key
             keys = keys + chain_keys(parent, known[num_keyed:], config.block_size)
+    # nothing is drawn for a vector
+    full_len = num_prompt_tokens + (sampling.max_tokens if message.kind is SequenceKind.GENERATE else 0)
     return Sequence(
         id=message.sequence_id,
         arrival=arrival,
@@ -42,12 +44,13 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
         keys=list(keys),
         sampling=sampling,
         stop_ids=ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends,
-        # nothing is drawn for a vector
-        max_len=num_prompt_tokens + (sampling.max_tokens if message.kind is SequenceKind.GENERATE else 0),
+        max_len=min(full_len, len(known) + 1) if message.ends_after_prefill else full_len,
+        full_len=full_len,
         reads_cache=message.reads_cache,
         pins=message.pins,
         kind=message.kind,
         adapter=message.adapter,
+        peer=message.peer,
         num_scored=message.num_scored,
     )
 
@@ -56,15 +59,15 @@ def why_never(sequence: Sequence, config: SchedulerConfig) -> str | None:
     """Return why a sequence can never be served, or None if it can."""
     if sequence.num_prompt_tokens == 0:
         return "The prompt must not be empty."
-    if sequence.max_len > config.max_model_len:
+    if sequence.full_len > config.max_model_len:
         return (
-            f"The prompt and `max_tokens` add up to {sequence.max_len} tokens, which exceeds the context length of "
+            f"The prompt and `max_tokens` add up to {sequence.full_len} tokens, which exceeds the context length of "
             f"{config.max_model_len}."
         )
     capacity = (config.num_blocks - 1) * config.block_size
-    if sequence.max_len > capacity:
+    if sequence.full_len > capacity:
         return (
-            f"The prompt and `max_tokens` add up to {sequence.max_len} tokens, which exceeds the KV cache capacity of "
+            f"The prompt and `max_tokens` add up to {sequence.full_len} tokens, which exceeds the KV cache capacity of "
             f"{capacity}."
         )
     return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import accumulate
 
+from ...messages.accountant import Side
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import GRAMMAR_LOST, StepDone, StepDropped, StepFailed
 from ...shared.block_keys import chain_keys
@@ -92,6 +93,7 @@ class StepCompletion:
             self._state.report.admit(
                 sequence_id,
                 first.admission,
+                side=Side.PREFILL if step.sequences[first.row].peer is None else Side.DECODE,
                 reused=first.reused,
                 read=read.get(sequence_id, 0),
                 copyable=self._block_size - 1 if first.copy_source else 0,
@@ -145,7 +147,8 @@ class StepCompletion:
         state.report.tokens(ids, token_ids)
         for sequence in ended:
             stopped = sequence.tokens[-1] in sequence.stop_ids
-            state.report.end(sequence.id, FinishReason.STOP if stopped else FinishReason.LENGTH)
+            if stopped or not sequence.leaves:
+                state.report.end(sequence.id, FinishReason.STOP if stopped else FinishReason.LENGTH)
             if self._enable_prefix_caching:
                 self._key_filled_blocks(sequence, len(sequence.tokens) - 1)
             state.end(sequence)

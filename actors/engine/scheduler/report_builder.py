@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...messages.accountant import StepReport
+from ...messages.accountant import Side, StepReport
 from ...messages.block_manager import CacheMiss
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import Granted
@@ -72,10 +72,11 @@ class ReportBuilder:
         miss: CacheMiss,
         step_s: float,
         tier_spans: TierSpans,
+        side: Side = Side.PREFILL,
     ) -> None:
-        reason = miss.reason.value
+        counts = (reused, read, copyable, copied)
         self._admitted.append(
-            (sequence_id, number, reused, read, copyable, copied, reason, miss.token, miss.detail, step_s, tier_spans)
+            (sequence_id, number, *counts, miss.reason.value, miss.token, miss.detail, step_s, tier_spans, side.value)
         )
 
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
@@ -126,8 +127,8 @@ class ReportBuilder:
         written_ids, written_starts, written_ends = _join(self._written, 3) if self._written else ([], [], [])
         token_sequence_ids, token_ids = _join(self._tokens, 2)
         pinned_ids, pinned_ends = _join(self._pinned, 2) if self._pinned else ([], [])
-        ids, numbers, reused, read, copyable, copied, reasons, tokens, details, step_s, spans = _columns(
-            self._admitted, 11
+        ids, numbers, reused, read, copyable, copied, reasons, tokens, details, step_s, spans, sides = _columns(
+            self._admitted, 12
         )
         tier_spans = spans if any(spans) else []
         ended_ids, ended_reasons = _columns(self._ended, 2)
@@ -178,6 +179,7 @@ class ReportBuilder:
             admitted_step_s=step_s,
             admitted_tiers=[_by_tier(*admitted) for admitted in zip(reused, tier_spans, strict=False)],
             admitted_tier_spans=tier_spans,
+            admitted_sides=sides if Side.DECODE in sides else [],
             tiers=self._tiers,
         )
         self._tiers = []

@@ -19,6 +19,7 @@ from enum import Enum
 import attrs
 
 from ...messages.outcomes import ErrorKind
+from ...messages.peers import Peer
 from ...messages.prompts import Pin
 from ...messages.sampling import SamplingParams
 from ...messages.scheduler import SequenceKind
@@ -72,6 +73,10 @@ class Sequence:
     """Prefixes of the prompt to keep in the cache."""
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
+    peer: Peer | None = None
+    """The engine that computed it so far."""
+    full_len: int = attrs.field(default=attrs.Factory(lambda self: self.max_len, takes_self=True))
+    """That bound wherever the sequence ends: larger if it leaves for another engine before."""
     num_scored: int = 1
     """Prompt tokens whose scores have been reported, if they are wanted; the first token has none."""
     status: Status = Status.WAITING
@@ -125,6 +130,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether it is past its prefill with outputs left that no step in flight may sample."""
         return self.prefill_end <= self.next_start < self.max_len - 1
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it ends here for another engine to continue it."""
+        return self.max_len < self.full_len
 
     def furthest(self, most_positions: int) -> int:
         """Return where a step ends at the furthest that lets it advance so many positions. The last is not computed."""

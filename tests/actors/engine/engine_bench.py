@@ -268,7 +268,7 @@ class EngineBench(ReportedSequences):
 
     def reserve_blocks(self, num_blocks: int) -> None:
         """Keep this many blocks free at each admission from now on."""
-        self.manager._watermark_blocks = num_blocks
+        self.manager._admissions.watermark_blocks = num_blocks
 
     # ------------------------------------------------------------ the scheduler's actor
 

@@ -1,0 +1,61 @@
+"""Copies of blocks between an engine's device and the buffers that it shares with another engine.
+
+Called by `peer_server.py` and `peer_client.py`, from threads.
+
+What must always hold: a block counts as copied only if the executor's tag was the same before and after; a block on the
+device is tagged only after all its bytes have been written. No checksum is made: a buffer holds blocks for less than a
+step, in memory that is as good as the device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from .block_carrier import BlockMemory, TagTable
+from .slot_store import MOST_TOGETHER
+
+RUN_BYTES: Final = 4 << 20
+"""Of blocks that are copied together: little enough to stay in a processor's cache until they are copied again."""
+
+
+@attrs.frozen
+class PeerCopies:
+    """The device's side of a transfer."""
+
+    _memory: BlockMemory
+    _tags: TagTable
+    block_size: int
+    block_bytes: int
+    numerics: str
+    """Digest of all that the bits of a block depend on."""
+
+    @property
+    def most_together(self) -> int:
+        """Blocks of one buffer."""
+        return max(1, min(MOST_TOGETHER, RUN_BYTES // self.block_bytes))
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self.most_together * self.block_bytes
+
+    def copy_out(self, blocks: Sequence[int], keys: Sequence[bytes], memory: memoryview) -> int:
+        """Copy blocks to a buffer. Return how many leading ones have the contents that the keys name, and are full."""
+        tags = [self._tags.tag_of(block) for block in blocks]
+        self._memory.read_blocks(blocks, memory[: len(blocks) * self.block_bytes])
+        for at, (block, tag, key) in enumerate(zip(blocks, tags, keys, strict=True)):
+            is_full = tag is not None and tag.key == key and tag.num_filled == self.block_size
+            if not is_full or self._tags.tag_of(block) is not tag:
+                return at
+        return len(blocks)
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Note that blocks are about to be overwritten."""
+        self._tags.forget(blocks)
+
+    def copy_in(self, blocks: Sequence[int], keys: Sequence[bytes], memory: memoryview) -> None:
+        """Copy a buffer to blocks, and tag them."""
+        self._memory.write_blocks(blocks, memory[: len(blocks) * self.block_bytes])
+        self._tags.set_loaded(blocks, keys)

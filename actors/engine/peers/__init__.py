@@ -1,0 +1,1 @@
+"""Blocks that go from engine to engine."""

@@ -1,0 +1,208 @@
+"""Fetches blocks from other engines, for moves whose source is a peer.
+
+Part of `traffic.py`. One connection an engine, on which any number of fetches are under way; threads copy what comes
+from the connection's buffers to the device.
+
+What must always hold: a block counts as moved only if the peer has named the key that was asked for, its bits depend on
+the same numerics, and all its bytes were written; a peer that is silent for too long is given up; nothing is being
+written when a fetch is over.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from typing import Final
+
+import attrs
+import trio
+
+from ...messages.mover import Move, Moved, MoveFailed, MoveResult
+from ...messages.tiers import LoadFailure
+from ..mover.peer_copies import PeerCopies
+from .peer_link import Drop, Hello, Here, Hurry, LinkLost, Over, PeerLink, PeerNetwork, Want
+from .peer_server import LONGEST_WAIT_S, Call
+
+SILENCE_S: Final = 10.0
+"""How long a peer that need not wait for anything may send nothing."""
+CONNECT_S: Final = 10.0
+
+
+@attrs.frozen
+class _Hurried:
+    """The fetch is not to wait for blocks that are being computed, from now on."""
+
+
+@attrs.frozen
+class _Lost:
+    reason: str
+
+
+_Event = Here | Over | _Hurried | _Lost
+
+
+@attrs.define(eq=False)
+class _Connection:
+    link: PeerLink
+    is_lost: bool = False
+    fetches: dict[int, trio.MemorySendChannel[_Event]] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False)
+class _Fetch:
+    connection: _Connection
+    events: trio.MemoryReceiveChannel[_Event]
+    patience_s: float
+
+
+class PeerClient:
+    """The fetches of one engine."""
+
+    def __init__(self, network: PeerNetwork, copies: PeerCopies, call: Call, nursery: trio.Nursery) -> None:
+        self._network = network
+        self._copies = copies
+        self._call = call
+        self._nursery = nursery
+        self._connections: dict[str, _Connection] = {}
+        self._connecting: dict[str, trio.Lock] = {}
+        self._fetches: dict[int, _Fetch] = {}
+        """By the number of the move."""
+
+    async def fetch(self, move: Move) -> MoveResult:
+        """Carry out a move from a peer. What does not come is missing."""
+        assert move.peer is not None
+        started = time.perf_counter()
+        moved: list[int] = []
+        error: str | None = None
+        try:
+            connection = await self._connection(move.peer.address)
+            await self._fetch(move, connection, moved)
+        except (LinkLost, OSError) as lost:
+            error = f"{type(lost).__name__}: {lost}"
+        if len(moved) == len(move.keys):
+            return Moved(move.number, time.perf_counter() - started)
+        return MoveFailed(move.number, moved, {len(moved): LoadFailure.MISSING}, error)
+
+    async def _fetch(self, move: Move, connection: _Connection, moved: list[int]) -> None:
+        number = move.number
+        send, events = trio.open_memory_channel[_Event](math.inf)
+        connection.fetches[number] = send
+        fetch = self._fetches[number] = _Fetch(connection, events, LONGEST_WAIT_S if move.waits else SILENCE_S)
+        self._copies.forget(move.targets)
+        is_over = False
+        try:
+            await connection.link.send(Want(number, move.keys, move.waits))
+            while not is_over:
+                with trio.move_on_after(fetch.patience_s) as silence:
+                    event = await events.receive()
+                if silence.cancelled_caught:
+                    raise LinkLost(f"the peer sent nothing for {fetch.patience_s:g} s")
+                match event:
+                    case Here():
+                        try:
+                            await self._take(event, move, connection.link, moved)
+                        finally:
+                            self._tell(connection, event)
+                    case Over():
+                        is_over = True
+                    case _Hurried():
+                        fetch.patience_s = SILENCE_S
+                    case _Lost(reason):
+                        raise LinkLost(reason)
+        finally:
+            del connection.fetches[number], self._fetches[number]
+            if not (is_over or connection.is_lost):
+                self._tell(connection, Drop(number))
+            while events.statistics().current_buffer_used:
+                if isinstance(event := events.receive_nowait(), Here):
+                    self._tell(connection, event)
+
+    async def _take(self, here: Here, move: Move, link: PeerLink, moved: list[int]) -> None:
+        """Copy blocks that have come to the device."""
+        end = here.first + len(here.keys)
+        if here.first != len(moved) or not here.keys or move.keys[here.first : end] != here.keys:
+            raise LinkLost("the peer sent other blocks than were asked for")
+        memory = link.blocks_of(here)
+        if len(memory) < len(here.keys) * self._copies.block_bytes:
+            raise LinkLost("the peer sent too few bytes")
+        await self._call(self._copies.copy_in, move.targets[here.first : end], here.keys, memory)
+        moved += range(here.first, end)
+
+    def hurry(self, number: int) -> bool:
+        """Have a fetch wait for nothing that is being computed. Return whether it was under way."""
+        if (fetch := self._fetches.get(number)) is None:
+            return False
+        self._tell(fetch.connection, Hurry(number))
+        fetch.connection.fetches[number].send_nowait(_Hurried())
+        return True
+
+    def end(self, number: int) -> None:
+        """Have a fetch end early. Ignored if it is over."""
+        if (fetch := self._fetches.get(number)) is not None:
+            self._tell(fetch.connection, Drop(number))
+            fetch.connection.fetches[number].send_nowait(_Hurried())
+
+    def _tell(self, connection: _Connection, message: Hurry | Drop | Here) -> None:
+        """Send a message, or give back the buffer of one, soon, if the connection still exists then."""
+
+        async def send() -> None:
+            with suppress(LinkLost):  # the reader of the connection says so
+                if isinstance(message, Here):
+                    await connection.link.give_back(message)
+                else:
+                    await connection.link.send(message)
+
+        self._nursery.start_soon(send)
+
+    # ------------------------------------------------------------ connections
+
+    async def _connection(self, address: str) -> _Connection:
+        """Return the connection to an engine. Raises LinkLost and OSError."""
+        async with self._connecting.setdefault(address, trio.Lock()):
+            if (connection := self._connections.get(address)) is not None:
+                return connection
+            with trio.move_on_after(CONNECT_S):
+                link = await self._network.connect(address)
+                try:
+                    hello = await link.receive()
+                    self._check(hello)
+                except BaseException:
+                    with trio.CancelScope(shield=True):
+                        await link.close()
+                    raise
+                connection = self._connections[address] = _Connection(link)
+                self._nursery.start_soon(self._read, address, connection)
+                return connection
+        raise LinkLost(f"no connection within {CONNECT_S:g} s")
+
+    def _check(self, hello: object) -> None:
+        if not isinstance(hello, Hello):
+            raise LinkLost(f"the peer began with {type(hello).__name__}")
+        if hello.numerics != self._copies.numerics:
+            raise LinkLost("the peer computes other bits")
+        if hello.buffer_bytes < self._copies.block_bytes:
+            raise LinkLost(f"the peer has buffers of {hello.buffer_bytes} bytes")
+
+    async def _read(self, address: str, connection: _Connection) -> None:
+        """Pass on what comes, until the connection is lost."""
+        link, reason = connection.link, "the peer is gone"
+        try:
+            while True:
+                match await link.receive():
+                    case (Here(number) | Over(number)) as event:
+                        if (fetch := connection.fetches.get(number)) is not None:
+                            fetch.send_nowait(event)
+                        elif isinstance(event, Here):
+                            await link.give_back(event)
+                    case other:
+                        raise LinkLost(f"the peer sent {type(other).__name__}, which only clients send")
+        except LinkLost as error:
+            reason = str(error)
+        finally:
+            connection.is_lost = True
+            del self._connections[address]
+            for fetch in connection.fetches.values():
+                fetch.send_nowait(_Lost(reason))
+            with trio.CancelScope(shield=True):
+                await link.close()

@@ -1,0 +1,214 @@
+"""Connections between the engines of one machine: an abstract Unix socket for messages, shared memory for blocks.
+
+A block is copied once by the server, into a buffer that both processes have mapped, and once by the client, out of it.
+The socket has no file that could outlive its engine. Only processes of the same user are let in, which may read each
+other's memory anyway.
+
+What must always hold: the client never touches memory that the server could take away; a message is decoded within
+bounds; what is no message ends the connection.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import trio
+
+from .peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage
+
+SCHEME: Final = "unix:"
+MAX_MESSAGE_BYTES: Final = 64 << 20
+MOST_BUFFERS: Final = 64
+MOST_BUFFER_BYTES: Final = 1 << 30
+BACKLOG: Final = 128
+_LENGTH: Final = struct.Struct("<I")
+_CREDENTIALS: Final = struct.Struct("3i")
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_RECEIVED_BYTES: Final = 1 << 18
+
+
+class UnixLink:
+    """One end of a connection."""
+
+    def __init__(self, connected: trio.socket.SocketType) -> None:
+        self._socket = connected
+        self._stream = trio.SocketStream(connected)
+        self._writing = trio.Lock()
+        self._received = bytearray()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(PeerMessage)
+        self._descriptors: list[int] = []
+        """Of the server's memory, until `Hello` says what it is."""
+        self._buffers: list[memoryview] = []
+
+    # ------------------------------------------------------------ messages
+
+    async def send(self, message: PeerMessage) -> None:
+        frame = self._frame(message)
+        try:
+            async with self._writing:
+                await self._stream.send_all(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise LinkLost("the other engine is gone") from error
+
+    async def receive(self) -> PeerMessage:
+        while (message := self._cut()) is None:
+            try:
+                data = await self._read()
+            except (trio.ClosedResourceError, OSError) as error:
+                raise LinkLost("the other engine is gone") from error
+            if not data:
+                raise LinkLost("the other engine is gone")
+            self._received += data
+        if isinstance(message, Hello):
+            self._buffers = self._map(message)
+        return message
+
+    async def _read(self) -> bytes:
+        if self._buffers:
+            return await self._socket.recv(_RECEIVED_BYTES)
+        data, ancillary, _, _ = await self._socket.recvmsg(_RECEIVED_BYTES, socket.CMSG_SPACE(_LENGTH.size))
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._descriptors += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
+        return data
+
+    def _frame(self, message: PeerMessage) -> bytes:
+        body = self._encoder.encode(message)
+        return _LENGTH.pack(len(body)) + body
+
+    def _cut(self) -> PeerMessage | None:
+        """Return the next complete message. Raises LinkLost if what has come is none."""
+        received = self._received
+        if len(received) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(received)
+        if length > MAX_MESSAGE_BYTES:
+            raise LinkLost(f"the peer sends a message of {length} bytes")
+        end = _LENGTH.size + length
+        if len(received) < end:
+            return None
+        try:
+            message: PeerMessage = self._decoder.decode(bytes(received[_LENGTH.size : end]))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise LinkLost(f"the peer sends what is no message: {error}") from error
+        del received[:end]
+        return message
+
+    # ------------------------------------------------------------ blocks
+
+    async def make_buffers(self, hello: Hello) -> Sequence[memoryview]:
+        num_bytes = hello.num_buffers * hello.buffer_bytes
+        descriptor = os.memfd_create("quipu-peer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.truncate(descriptor, num_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            self._buffers = _views(descriptor, hello)
+            frame = self._frame(hello)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+            num_sent = await self._socket.sendmsg([frame], ancillary)
+        finally:
+            os.close(descriptor)
+        if num_sent < len(frame):
+            await self._stream.send_all(frame[num_sent:])
+        return self._buffers
+
+    def _map(self, hello: Hello) -> list[memoryview]:
+        """Map the memory that came with a `Hello`. Raises LinkLost if it is not what it should be."""
+        descriptors, self._descriptors = self._descriptors, []
+        try:
+            if not (0 < hello.num_buffers <= MOST_BUFFERS and 0 < hello.buffer_bytes <= MOST_BUFFER_BYTES):
+                raise LinkLost("the peer has buffers of no possible size")
+            if len(descriptors) != 1:
+                raise LinkLost("the peer did not send its memory")
+            # sealed: memory that could be cut off would kill whoever reads it
+            is_sealed = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+            if not is_sealed or os.fstat(descriptors[0]).st_size < hello.num_buffers * hello.buffer_bytes:
+                raise LinkLost("the peer's memory can be cut off")
+            return _views(descriptors[0], hello)
+        except (OSError, ValueError) as error:
+            raise LinkLost(f"the peer's memory cannot be mapped: {error}") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    async def send_blocks(self, here: Here, num_bytes: int) -> bool:
+        await self.send(here)
+        return False
+
+    def blocks_of(self, here: Here) -> memoryview:
+        if not 0 <= here.buffer < len(self._buffers):
+            raise LinkLost(f"the peer names buffer {here.buffer}, which it does not have")
+        return self._buffers[here.buffer]
+
+    async def give_back(self, here: Here) -> None:
+        await self.send(Emptied(here.buffer))
+
+    async def close(self) -> None:
+        self._buffers = []  # the memory goes with its last view
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+        await self._stream.aclose()
+
+
+def _views(descriptor: int, hello: Hello) -> list[memoryview]:
+    size = hello.buffer_bytes
+    whole = memoryview(mmap.mmap(descriptor, hello.num_buffers * size))
+    return [whole[at * size : (at + 1) * size] for at in range(hello.num_buffers)]
+
+
+class UnixListener:
+    def __init__(self) -> None:
+        """Raises OSError."""
+        name = f"quipu-peer-{secrets.token_hex(16)}"
+        self.address = SCHEME + name
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.bind("\0" + name)
+        self._socket.listen(BACKLOG)
+        self._socket.setblocking(False)
+
+    async def accept(self) -> PeerLink:
+        listening = trio.socket.from_stdlib_socket(self._socket)
+        while True:
+            connected, _ = await listening.accept()
+            if _is_same_user(connected):
+                return UnixLink(connected)
+            connected.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class UnixNetwork:
+    """The engines of one machine that run in the same network namespace."""
+
+    def listen(self) -> UnixListener:
+        return UnixListener()
+
+    async def connect(self, address: str) -> PeerLink:
+        if not address.startswith(SCHEME):
+            raise LinkLost(f"an engine of this machine has no address like {address!r}")
+        connecting = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            await connecting.connect("\0" + address.removeprefix(SCHEME))
+            if not _is_same_user(connecting):
+                raise LinkLost("the socket belongs to another user")
+        except BaseException:
+            connecting.close()
+            raise
+        return UnixLink(connecting)
+
+
+def _is_same_user(connected: trio.socket.SocketType) -> bool:
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user_id, _ = _CREDENTIALS.unpack(credentials)
+    return bool(user_id == os.getuid())

@@ -1,0 +1,198 @@
+"""Transfers between two engines with a fault at every message: the text stays the same, and nothing stays held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from quipu.actors.engine.peers.peer_link import (
+    Emptied,
+    Hello,
+    Here,
+    Hurry,
+    LinkLost,
+    LoopLink,
+    LoopNetwork,
+    Over,
+    PeerLink,
+    PeerMessage,
+    Want,
+)
+from tests.actors.engine.engine_pairs import Side, open_sides
+from tests.fake_oracle import continuation
+from tests.prompts import prompt_of
+from tests.runtimes import eventually
+from tests.tiny import BLOCK
+
+PROMPT = [*prompt_of(20 * BLOCK, seed=1), 7, 8, 9]
+FAULTS = ("cut before", "cut after", "lost", "stands still", "late")
+
+
+@attrs.define(eq=False)
+class FaultyLink(LoopLink):
+    """An end of a connection that misbehaves at one of the messages that the network's ends send."""
+
+    network: FaultyNetwork = attrs.field(kw_only=True)
+    is_stopped: bool = False
+
+    async def send(self, message: PeerMessage) -> None:
+        self.network.sent.append(message)
+        is_due = len(self.network.sent) == self.network.at
+        fault = self.network.fault if is_due else ""
+        if self.is_stopped or fault == "stands still":
+            self.is_stopped = True
+            return
+        if fault == "cut before":
+            await self.close()
+            raise LinkLost("cut")
+        if fault == "lost":
+            return
+        if fault == "late":
+            await trio.sleep(1)
+        await super().send(message)
+        if fault == "cut after":
+            await self.close()
+
+
+@attrs.define(eq=False, init=False)
+class FaultyNetwork(LoopNetwork):
+    fault: str
+    at: int
+    """Which message; 0: none."""
+    sent: list[PeerMessage]
+
+    def __init__(self, fault: str = "", at: int = 0) -> None:
+        super().__init__()
+        self.fault, self.at, self.sent = fault, at, []
+
+    def make_link(
+        self,
+        sends: trio.MemorySendChannel[PeerMessage],
+        receives: trio.MemoryReceiveChannel[PeerMessage],
+        buffers: list[memoryview],
+    ) -> PeerLink:
+        return FaultyLink(sends, receives, buffers, network=self)
+
+
+async def move_once(network: FaultyNetwork, *, is_ahead: bool) -> None:
+    """Prefill on one engine and decode on another, twice; check the texts and that nothing is left."""
+    async with open_sides(2, network) as (prefill, decode):
+        for sequence_id, prompt in ((1, PROMPT), (2, [3, *PROMPT])):
+            first = await prefill.submit(sequence_id, prompt, ends_after_prefill=True)
+            if is_ahead:
+                await decode.fetch(sequence_id, prompt, prefill.peer)
+            await first.over.wait()
+            rest = await decode.serve(
+                sequence_id, prompt, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer
+            )
+            assert first.tokens + rest.tokens == continuation(prompt, 6)
+            assert all(admitted.reused == admitted.read for admitted in rest.admissions)
+            assert rest.error is None
+        await at_rest(prefill, decode)
+
+
+async def at_rest(*sides: Side) -> None:
+    await trio.sleep(60)  # any patience is over
+    for side in sides:
+        side.check()
+
+
+async def count_messages(*, is_ahead: bool) -> int:
+    network = FaultyNetwork()
+    await move_once(network, is_ahead=is_ahead)
+    return len(network.sent)
+
+
+@pytest.mark.parametrize("is_ahead", [True, False], ids=["ahead", "afterwards"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_fault_at_every_message(fault: str, autojump_clock: trio.testing.MockClock, *, is_ahead: bool) -> None:
+    num_messages = await count_messages(is_ahead=is_ahead)
+    assert num_messages > 8
+    for at in range(1, num_messages + 1):
+        await move_once(FaultyNetwork(fault, at), is_ahead=is_ahead)
+
+
+HOSTILE: dict[str, Callable[[PeerMessage], PeerMessage]] = {
+    "other keys": lambda m: attrs_replace(m, Here, keys=[bytes(32)]),
+    "other place": lambda m: attrs_replace(m, Here, first=3),
+    "more than wanted": lambda m: attrs_replace(m, Here, keys=[bytes(32)] * 99),
+    "no keys": lambda m: attrs_replace(m, Here, keys=[]),
+    "other numerics": lambda m: attrs_replace(m, Hello, numerics="other"),
+    "small buffers": lambda m: attrs_replace(m, Hello, buffer_bytes=1),
+    "request twice": lambda m: attrs_replace(m, Hurry, number=-1),
+    "buffer it did not have": lambda m: attrs_replace(m, Emptied, buffer=77),
+    "answer to a request": lambda m: Over(1) if isinstance(m, Want) else m,
+}
+
+
+def attrs_replace(message: PeerMessage, kind: type, **fields: object) -> PeerMessage:
+    import msgspec
+
+    if not isinstance(message, kind):
+        return message
+    replaced: PeerMessage = msgspec.structs.replace(message, **fields)
+    return replaced
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_hostile_peer(what: str, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An end that sends nonsense gets nothing, and nothing of it is used."""
+    plain = LoopLink.send
+
+    async def send(self: LoopLink, message: PeerMessage) -> None:
+        await plain(self, HOSTILE[what](message))
+
+    monkeypatch.setattr(LoopLink, "send", send)
+    with trio.fail_after(3600):
+        await move_once(FaultyNetwork(), is_ahead=True)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_engine_ends_at_every_message(side: str, autojump_clock: trio.testing.MockClock) -> None:
+    """If either engine ends in the middle of a transfer, the other one goes on, and holds nothing for it."""
+    num_messages = await count_messages(is_ahead=True)
+    for at in range(1, num_messages // 2):
+        network = FaultyNetwork()
+        async with open_sides(3, network) as (prefill, decode, third):
+            dying, left = (prefill, decode) if side == "prefill" else (decode, prefill)
+            first = await prefill.submit(1, PROMPT, ends_after_prefill=True)
+            await decode.fetch(1, PROMPT, prefill.peer)
+            peer = prefill.peer
+            await eventually(partial(lambda n, k: len(n.sent) >= k, network, at), "so many messages", within_s=50)
+            dying.scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            tokens = first.tokens if first.over.is_set() or side == "decode" else []
+            if side == "decode":
+                await first.over.wait()
+            elsewhere = decode if side == "prefill" else third
+            fields = {"output_token_ids": tokens, "peer": peer} if tokens else {}
+            rest = await elsewhere.serve(1, PROMPT, is_resumed=True, **fields)
+            assert [*tokens, *rest.tokens][:6] == continuation(PROMPT, 6)
+            await at_rest(left, elsewhere)
+
+
+async def test_silent_peer_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    """A sequence waits for a peer that sends nothing for a bounded time only."""
+    network = FaultyNetwork("stands still", 3)
+    begun = trio.current_time()
+    await move_once(network, is_ahead=False)
+    assert trio.current_time() - begun < 60 + 2 * 30 + 10
+    assert Want in map(type, network.sent)
+
+
+async def test_nobody_waits_for_what_is_not_computed(autojump_clock: trio.testing.MockClock) -> None:
+    """A fetch of blocks that the peer does not compute ends once the sequence arrives, without delay."""
+    async with open_sides(2, FaultyNetwork()) as (prefill, decode):
+        await decode.fetch(1, PROMPT, prefill.peer)
+        await trio.sleep(100)
+        (first,) = continuation(PROMPT, 1)
+        begun = trio.current_time()
+        rest = await decode.serve(1, PROMPT, output_token_ids=[first], is_resumed=True, peer=prefill.peer)
+        assert trio.current_time() - begun < 1
+        assert [first, *rest.tokens] == continuation(PROMPT, 6)
+        await at_rest(prefill, decode)

@@ -1,0 +1,103 @@
+"""Prompts that one engine prefills and another continues, whose blocks go from mover to mover."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from quipu.actors.engine.peers.peer_link import LoopNetwork, PeerNetwork
+from quipu.actors.engine.peers.unix_link import UnixNetwork
+from quipu.actors.messages.peers import Peer
+from tests.actors.engine.engine_pairs import Admitted, open_sides
+from tests.fake_oracle import continuation
+from tests.prompts import prompt_of
+from tests.runtimes import eventually
+from tests.tiny import BLOCK
+
+PROMPT = [*prompt_of(10 * BLOCK, seed=1), 7, 8, 9]
+NETWORKS: dict[str, type[LoopNetwork | UnixNetwork]] = {"loop": LoopNetwork, "unix": UnixNetwork}
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> PeerNetwork:
+    return NETWORKS[request.param]()
+
+
+@pytest.mark.parametrize("is_ahead", [True, False], ids=["ahead", "afterwards"])
+async def test_prefilled_elsewhere(network: PeerNetwork, *, is_ahead: bool) -> None:
+    """The prompt's full blocks are moved, whether while they are computed or afterwards; the text is the same."""
+    with trio.fail_after(60):
+        async with open_sides(2, network) as (prefill, decode):
+            first = await prefill.submit(1, PROMPT, ends_after_prefill=True)
+            if is_ahead:
+                await decode.fetch(1, PROMPT, prefill.peer)
+            await first.over.wait()
+            assert (first.error, first.ended, len(first.tokens)) == (None, [], 1)
+            rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+            assert first.tokens + rest.tokens == continuation(PROMPT, 6)
+            assert rest.admissions == [Admitted(10 * BLOCK, 10 * BLOCK, "decode", {"device": 0, "peer": 10 * BLOCK})]
+            assert rest.computed[0] == (10 * BLOCK, len(PROMPT) + 1) and rest.ended == ["length"]
+            await eventually(lambda: not prefill.engine.block_manager.lending.num_blocks, "nothing is lent")
+            prefill.check()
+            decode.check()
+
+
+async def test_what_the_decode_side_holds_is_not_moved(network: PeerNetwork) -> None:
+    """Only what the decode side lacks is fetched."""
+    with trio.fail_after(60):
+        async with open_sides(2, network) as (prefill, decode):
+            await decode.serve(7, PROMPT[: 4 * BLOCK + 1], max_tokens=1)
+            first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+            rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+            assert first.tokens + rest.tokens == continuation(PROMPT, 6)
+            (admitted,) = rest.admissions
+            assert admitted.by_tier == {"device": 4 * BLOCK, "peer": 6 * BLOCK}
+
+
+async def test_last_token_at_the_prefill_side() -> None:
+    """A sequence that ends with its first token ends there."""
+    with trio.fail_after(60):
+        async with open_sides(1) as (prefill,):
+            answer = await prefill.serve(1, PROMPT, max_tokens=1, ends_after_prefill=True)
+            assert answer.ended == ["length"] and answer.tokens == continuation(PROMPT, 1)
+
+
+async def test_peer_that_is_gone() -> None:
+    """What cannot be fetched is computed."""
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+            nowhere = Peer(0, "loop:99")
+            rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=nowhere)
+            assert first.tokens + rest.tokens == continuation(PROMPT, 6)
+            assert rest.admissions == [Admitted(0, 0, "decode", {})]
+            decode.check()
+
+
+async def test_evicted_at_the_peer() -> None:
+    """What the prefill side has evicted meanwhile is computed."""
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+            for seed in range(2, 5):
+                await prefill.serve(seed, prompt_of(30 * BLOCK, seed=seed), max_tokens=1)
+            rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+            assert first.tokens + rest.tokens == continuation(PROMPT, 6)
+            assert rest.admissions[0].reused == rest.admissions[0].read < 10 * BLOCK
+            decode.check()
+
+
+async def test_never_arrives() -> None:
+    """What was fetched for a sequence that does not arrive is released, and stays cached."""
+    from quipu.actors.messages.peers import EndFetch
+
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            await decode.fetch(1, PROMPT, prefill.peer)
+            loads = decode.engine.block_manager.tiers
+            assert loads is not None
+            await eventually(lambda: loads.loads.are_under_way, "the fetch has begun")
+            await decode.engine.receive(EndFetch(1))
+            await eventually(lambda: not loads.loads.are_under_way, "the fetch is over")
+            decode.check()
+            prefill.check()
