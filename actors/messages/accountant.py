@@ -107,6 +107,11 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     raised_keys: bytes = b""
     """...and of each that lies on the device again. `stored_keys` and `removed_keys` are about all tiers together: a
     block that is evicted from the device and is in another tier is not among those removed."""
+    shared_keys: bytes = b""
+    """The first 8 bytes of the key of each block that the engine has found or stored in the object store since the last
+    report; the object store is none of its own tiers, of which the columns above tell..."""
+    unshared_keys: bytes = b""
+    """...and of each that turned out not to be there."""
     tiers: list[TierReport] = []
     """The lower tiers that have changed since the last report."""
     engine_id: int = 0

@@ -69,6 +69,8 @@ class LookUp:
     """Affinity key for the router, which asks the engine that it would send such a sequence to."""
     prefetch: bool = False
     """Begin to load what is found in lower tiers, if there is room. If False, nothing is changed."""
+    num_shared_blocks: int = 0
+    """As of a `Submit`."""
 
 
 class Reserve(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +129,8 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Seconds to compute a token in a step that is filled with prompts; 0: not known."""
     candidate_peers: dict[int, Peer] = {}
     """By candidate, the engine that may still have its blocks."""
+    shared_keys: list[bytes] = []
+    """Keys of which the router believes that the object store has them."""
     returned_ids: list[int] = []
     """Those of `free_sequence_ids` whose admission was undone because its first step failed. What was loaded for them
     counts as loaded at their next one."""

@@ -57,6 +57,8 @@ class Submit:
     peer: Peer | None = None
     """The engine that computed it so far, which may still have its blocks. None: this engine is its first, or the
     blocks are lost."""
+    num_shared_blocks: int = 0
+    """How many leading blocks of the prompt the object store has, as the router believes."""
 
 
 @attrs.frozen
@@ -132,6 +134,10 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
     """By tier, prefixes of keys of which it is the fastest tier now, and was not at the last grant. Never `device`."""
     raised_keys: bytes = b""
     """Prefixes of keys that are on the device again."""
+    shared_keys: bytes = b""
+    """Prefixes of keys that this engine has found or stored in the object store, which all engines share..."""
+    unshared_keys: bytes = b""
+    """...and of those that turned out not to be there."""
     loading_ids: list[int] = []
     """Candidates that wait for blocks to be loaded. They must not be proposed until `LoadsOver` names them."""
     admitted_tier_spans: list[TierSpans] = []

@@ -28,7 +28,9 @@ class Tier(StrEnum):
 
 
 LOWER_TIERS = (Tier.HOST, Tier.DISK, Tier.REMOTE)
-"""All of an engine's own but the device, fastest first."""
+"""All below the device, fastest first."""
+OWN_LOWER_TIERS = (Tier.HOST, Tier.DISK)
+"""Those of an engine alone; the object store is all engines'."""
 CACHE_TIERS = (Tier.DEVICE, *LOWER_TIERS)
 """Where cache hits come from."""
 

@@ -69,7 +69,7 @@ class Dispatch:
             self._forget(up.engine_id)
         if up.engine_id not in self._pool:
             return  # it was removed since
-        slot = self._routing.add_engine(up.num_blocks)
+        slot = self._routing.add_engine(up.num_blocks, up.numerics)
         engine = ReadyEngine(up.engine_id, up.incarnation, slot, up.numerics, self._pool[up.engine_id].queue)
         self._store.engines[up.engine_id] = self._store.by_slot[slot] = engine
         self.dispatch_waiting()
@@ -129,6 +129,9 @@ class Dispatch:
         if report.lowered_keys or report.raised_keys:
             lowered = {Tier(tier): _cut(keys) for tier, keys in report.lowered_keys.items()}
             routing.on_moved(engine.slot, lowered, _cut(report.raised_keys))
+        if report.shared_keys or report.unshared_keys:
+            routing.shared.add(engine.slot, _cut(report.shared_keys))
+            routing.shared.discard(engine.slot, _cut(report.unshared_keys))
         engine.num_reports = report.number
         if store.prefilling:
             self._note_prefills(report)
@@ -180,7 +183,7 @@ class Dispatch:
             self._sequences.lookups.refuse(question)
             return
         slot = self._routing.preview(keys, len(question.prompt_token_ids), question.affinity or None)
-        store.by_slot[slot].queue.post(question)
+        store.by_slot[slot].queue.post(self._routing.shared.hinted(question, slot))
 
     def _abort(self, abort: Abort) -> None:
         store, sequence_id = self._store, abort.sequence_id
@@ -226,7 +229,8 @@ class Dispatch:
         store.sequences[submit.sequence_id] = store.prefilling[submit.sequence_id] = routed
         if is_first and self._pool.was_ever_several:
             self._accountant.post(Routed(submit.sequence_id, group.engine_id, route.num_overlapping))
-        store.engines[group.engine_id].queue.post(submit)
+        engine = store.engines[group.engine_id]
+        engine.queue.post(submit if store.is_to_be_careful else self._routing.shared.hinted(submit, engine.slot))
         return True
 
     def _choose(self, submit: Submit) -> Route | None:

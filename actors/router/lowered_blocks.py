@@ -1,7 +1,7 @@
-"""Which of the engines' blocks are not on their devices, by the fastest tier that each is in.
+"""Which of the engines' blocks are not on their devices, by the fastest tier of the engine that each is in.
 
 Used by `routing.py`. The index of all keys knows no tiers; these are further ones, empty without lower tiers. They have
-the slots of that index: all are taken, released and swept together.
+the slots of that index: all are taken, released and swept together. What the engines share is in `shared_blocks.py`.
 
 What must always hold: a key of an engine is in the tier that the engine has last told of, and in none once it was told
 of as raised or removed; no call takes time in proportion to all entries.
@@ -12,13 +12,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from ..messages.tiers import LOWER_TIERS, Tier
+from ..messages.tiers import OWN_LOWER_TIERS, Tier
 from .key_index import KeyIndex, Match
 
 
 class LoweredBlocks:
     def __init__(self) -> None:
-        self._by_tier = {tier: KeyIndex() for tier in LOWER_TIERS}
+        self._by_tier = {tier: KeyIndex() for tier in OWN_LOWER_TIERS}
         self._tiers: dict[int, dict[Tier, None]] = {}
         """By slot, the tiers that its engine has told of since the slot was taken."""
 
@@ -67,7 +67,7 @@ class LoweredBlocks:
         """
         if not any(tier in told for told in self._tiers.values()):
             return None
-        indexes = [self._by_tier[other] for other in LOWER_TIERS[LOWER_TIERS.index(tier) :]]
+        indexes = [self._by_tier[other] for other in OWN_LOWER_TIERS[OWN_LOWER_TIERS.index(tier) :]]
         found: list[Match] = []
 
         def search(low: int, high: int, slots: int) -> None:
@@ -93,7 +93,7 @@ class LoweredBlocks:
 
         A chain is evicted from its end, so each tier is taken to hold what follows the blocks in faster ones.
         """
-        tiers = [tier for tier in LOWER_TIERS if tier in self._tiers.get(slot, ())]
+        tiers = [tier for tier in OWN_LOWER_TIERS if tier in self._tiers.get(slot, ())]
         numbers: dict[str, int] = {}
         end = len(keys)
         for tier in reversed(tiers):

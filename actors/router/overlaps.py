@@ -3,10 +3,10 @@
 Used by `routing.py`. A block on the device counts as one that needs no computing, one in a lower tier as the part of it
 that its weight says, since it has to be loaded. Columns are arrays by slot, in blocks.
 
-    blocks of a prompt    0 ........ 4 ........ 7 ........ 9
-    an engine has them    on the device  host      disk        4 + 3 * 0.75 + 2 * 0.25 = 6.75
+    blocks of a prompt    0 ........ 4 ...... 7 ...... 9 .......... 19
+    an engine has them    on the device  host    disk    object store     4 + 3 * 0.75 + 2 * 0.25 + 10 * 0.1 = 7.75
 
-What an engine has in the object store, every engine can have: it goes on from where its own blocks end.
+What is in the object store, every engine has: it goes on there from where its own blocks end.
 
 What must always hold: without lower tiers, what blocks are worth is their number; no call takes time in proportion to a
 prompt's blocks, only to their logarithm.
@@ -20,7 +20,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from ..messages.tiers import LOWER_TIERS, Tier
+from ..messages.tiers import OWN_LOWER_TIERS, Tier
 from .key_index import Match
 from .loads import Column
 from .lowered_blocks import LoweredBlocks
@@ -38,14 +38,20 @@ class Overlap:
     worth: Column
     """What they are worth."""
 
+    def followed_by(self, matches: Sequence[Match], weight: float) -> Overlap:
+        """Return the overlap with what engines find of the prompt elsewhere, where each block is worth `weight`."""
+        held = self.held.copy()
+        raise_to(held, matches)
+        return Overlap(held, self.worth + weight * (held - self.held))
+
 
 def weigh(
     lowered: LoweredBlocks, keys: Sequence[bytes], matches: Sequence[Match], held: Column, weights: Mapping[Tier, float]
 ) -> Overlap:
-    """Return what engines hold of a prompt, and what that is worth. `matches` and `held` say the same of all tiers."""
+    """Return what engines have of a prompt in their own tiers. `matches` and `held` say the same of all these."""
     worth = np.zeros_like(held)
-    ends, remote = held, []
-    for tier in reversed(LOWER_TIERS):
+    ends = held
+    for tier in reversed(OWN_LOWER_TIERS):
         faster = lowered.leading_above(tier, keys, matches)
         if faster is None:
             continue
@@ -53,27 +59,7 @@ def weigh(
         raise_to(starts, faster)
         worth += weights[tier] * (ends - starts)
         ends = starts
-        if tier is Tier.REMOTE:
-            remote = _segments(matches, faster)
-    worth += ends
-    if remote:
-        further = held.copy()
-        for start, end in remote:
-            np.maximum(further, end, out=further, where=held >= start)
-        worth += weights[Tier.REMOTE] * (further - held)
-        held = further
-    return Overlap(held, worth)
-
-
-def _segments(matches: Sequence[Match], faster: Sequence[Match]) -> list[tuple[int, int]]:
-    """Return from where to where engines have blocks in the slowest tier, each pair once."""
-    found = {
-        (start.num_blocks, end.num_blocks): None
-        for end in matches
-        for start in faster
-        if start.num_blocks < end.num_blocks and start.slots & end.slots
-    }
-    return list(found)
+    return Overlap(held, worth + ends)
 
 
 def raise_to(column: Column, matches: Sequence[Match]) -> None:

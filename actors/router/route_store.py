@@ -115,7 +115,8 @@ class RouteStore:
         A sequence is in `prefilling` before its engine can take it, so nothing that is on its way makes this wrong.
         """
         has_keys = report.stored_keys or report.removed_keys or report.lowered_keys or report.raised_keys
-        return not (self.prefilling or has_keys or report.is_cleared)
+        has_shared = report.shared_keys or report.unshared_keys
+        return not (self.prefilling or has_keys or has_shared or report.is_cleared)
 
     def record_death(self) -> int | None:
         """Note that the router has died; return the sequence that it was handling, if any."""

@@ -24,6 +24,7 @@ from .lowered_blocks import LoweredBlocks
 from .overlaps import TIER_WEIGHTS, Overlap, raise_to, weigh
 from .policies import POLICIES, Choice
 from .sent_prompts import SentPrompt, SentPrompts
+from .shared_blocks import SharedBlocks
 
 MAX_AFFINITIES = 1 << 16
 """Clients of whom it is remembered where they were served; then the oldest is forgotten."""
@@ -70,20 +71,23 @@ class Routing:
         self._num_routed = 0
         self.index = KeyIndex()
         self.lowered = LoweredBlocks()
+        self.shared = SharedBlocks()
         self.loads = EngineLoads()
         self.sent = SentPrompts()
 
     # ------------------------------------------------------------ engines
 
-    def add_engine(self, num_blocks: int) -> int:
+    def add_engine(self, num_blocks: int, numerics: str = "") -> int:
         """Return the slot of a new engine, whose cache is empty and holds `num_blocks`."""
         slot = self._take_slot()
+        self.shared.add_engine(slot, numerics)
         self.loads.begin(slot, num_blocks * self._block_size)
         return slot
 
     def remove_engine(self, slot: int) -> None:
         """Send nothing more to an engine, and forget what it holds. The routes to it have to be dropped."""
         self._release_slot(slot)
+        self.shared.remove_engine(slot)
         self.loads.end(slot)
 
     def close_engine(self, slot: int) -> None:
@@ -95,6 +99,7 @@ class Routing:
         self._release_slot(slot)
         new = self._take_slot()
         self.loads.move(slot, new)
+        self.shared.move_engine(slot, new)
         for route in routes:
             route.slot = new
             if route.sent is not None:
@@ -209,8 +214,10 @@ class Routing:
         if reusable:
             matches, sent = self.index.match(reusable), self.sent.match(reusable)
             raise_to(held, matches)
-            if self.lowered.is_in_use:
-                overlap = weigh(self.lowered, reusable, matches, held, self._tier_weights)
+            weights, lowered, shared = self._tier_weights, self.lowered, self.shared
+            if lowered.is_in_use or shared.is_in_use:
+                overlap = weigh(lowered, reusable, matches, held, weights)
+                overlap = overlap.followed_by(shared.match(reusable), weights[Tier.REMOTE])
                 held, worth = overlap.held, overlap.worth
                 raise_to(worth, sent)
             raise_to(held, sent)

@@ -54,6 +54,50 @@ async def test_found_by_another_server(tmp_path: Path, autojump_clock: trio.abc.
     assert after["usage_disputed_total"] == 0
 
 
+async def test_found_by_another_engine(tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:
+    """What one engine has stored the server's other engine finds at once, though its listing has found nothing."""
+    async with small_runtime(**on_remote(tmp_path, num_engines=2, routing="round-robin")) as client:
+        first = await client.ask(LONG)
+        await stored(client)
+        await settle(client)
+        other = await client.ask(LONG)
+        await settle(client)
+        after = samples(client)
+    assert_served(other, LONG, 8)
+    assert {first.record.engine, other.record.engine} == {0, 1}
+    assert by_tier(other) == {"remote": 12 * BLOCK}
+    assert after['cached_tokens_total{tier="remote"}'] == 12 * BLOCK
+    assert after["usage_disputed_total"] == 0
+
+
+async def test_deleted_objects(tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:
+    """What one engine has stored and somebody has deleted is computed by the other, counted as missing, and stored
+    anew; then either finds it."""
+    async with small_runtime(**on_remote(tmp_path, num_engines=2, routing="round-robin")) as client:
+        first = await client.ask(LONG)
+        await stored(client)
+        await settle(client)
+        for path in (path for path in (tmp_path / "bucket").rglob("*") if path.is_file()):
+            path.unlink()
+        other = await client.ask(LONG)
+        await stored(client)
+        await settle(client)
+        after = samples(client)
+        client.runtime.desk.reset_prefix_cache()
+        found = [await client.ask(LONG) for _ in range(4)]
+        await settle(client)
+        last = samples(client)
+    for answer in (other, *found):
+        assert_served(answer, LONG, 8)
+    assert by_tier(other) == {}
+    missing = 'kv_tier_failed_load_blocks_total{reason="missing",tier="remote"}'
+    assert after[missing] == last[missing] == 1, "the load ends at the first"
+    earliest = {answer.record.engine: by_tier(answer) for answer in reversed(found)}
+    assert earliest == {engine: {"remote": 12 * BLOCK} for engine in (0, 1)}
+    assert {first.record.engine, other.record.engine} == {0, 1}
+    assert last["usage_disputed_total"] == 0
+
+
 async def test_below_a_disk(tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:
     """An engine with an empty disk loads from the bucket, stores on its disk what it has loaded, and finds it there."""
     async with small_runtime(**on_remote(tmp_path)) as client:

@@ -22,8 +22,9 @@ def by_tier(answer: Answer) -> dict[str, int]:
 
 async def stored(client: Client) -> None:
     """Wait until everything that is to be stored is."""
-    tiers = client.engine.block_manager.tiers
-    assert tiers is not None
     await trio.testing.wait_all_tasks_blocked()
-    while tiers.stores.are_under_way:
-        await trio.sleep(0.01)
+    for engine in client.engines:
+        tiers = engine.block_manager.tiers
+        assert tiers is not None
+        while tiers.stores.are_under_way:
+            await trio.sleep(0.01)

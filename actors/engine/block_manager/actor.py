@@ -30,7 +30,7 @@ from ...messages.mover import (
 )
 from ...messages.mover import Lending as LendingMessage
 from ...messages.peers import EndFetch, Fetch
-from ...messages.scheduler import Granted, LoadsOver
+from ...messages.scheduler import AnnounceKeys, Granted, LoadsOver
 from .lower_tiers import LowerTiers
 from .reservation import BlockManager
 
@@ -112,21 +112,27 @@ async def fetch_from_peers(
 async def end_moves(
     tiers: LowerTiers,
     inbox: Receiver[MoveNews],
-    scheduler: Poster[LoadsOver],
+    scheduler: Poster[LoadsOver | AnnounceKeys],
     moves: Poster[MoverRequest],
     flush_events: Callable[[], None] | None = None,
 ) -> None:
-    """Apply what has become of each move until cancelled, and wake the scheduler when a load is over, or late."""
+    """Apply what has become of each move until cancelled, and wake the scheduler when a load is over, or late.
+
+    It is also woken when there is no more to store in the object store, so that a report tells other engines of it.
+    """
     while True:
         for news in await inbox.receive_all():
             if isinstance(news, ListedPage | ListingFailed):
-                tiers.on_listed(news, trio.current_time())
+                if tiers.objects is not None:
+                    tiers.objects.on_listed(news, trio.current_time())
                 if isinstance(news, ListingFailed):
                     log.warning("kv_tier.listing_failed", error=news.error)
                 continue
             over = tiers.on_late(news) if isinstance(news, MoveLate) else tiers.end_move(news)
             for move in tiers.take_moves():
                 moves.post(move)
+            if tiers.has_shared_news():
+                scheduler.post(AnnounceKeys())
             for lost in tiers.take_lost():
                 log.error("kv_tier.off", tier=lost.tier.value, error=lost.error)
             if isinstance(news, MoveFailed) and (news.wrong or news.error is not None):

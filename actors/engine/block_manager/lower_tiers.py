@@ -12,7 +12,7 @@ store; a tier whose memory has failed is neither read nor written again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -21,8 +21,6 @@ from ...messages.mover import (
     ClearTier,
     EndMove,
     HurryMove,
-    ListedPage,
-    ListingFailed,
     ListTier,
     Moved,
     MoveLate,
@@ -36,7 +34,7 @@ from .load_costs import LoadCosts, LoadPolicy
 from .load_parts import LoadedPrompt, Stretch
 from .lower_tier import LostTier, TierPlan
 from .move_outbox import MoveOutbox
-from .object_index import ObjectIndex
+from .object_index import NO_NEWS, ObjectIndex
 from .pools import Pool
 from .publications import Allocation, Publications
 from .tenant_quotas import BlockOwners, TierQuota
@@ -59,6 +57,7 @@ class LowerTiers:
         self.by_tier = {tier.tier: tier for tier in plan.tiers}
         self._indexes = {tier.tier: tier.index for tier in plan.tiers}
         self._outbox = MoveOutbox()
+        self.objects = next((tier.index for tier in plan.tiers if isinstance(tier.index, ObjectIndex)), None)
         self.loads = TierLoads(self._indexes, pool, publications, block_size, self._outbox)
         self._pool = pool
         self.stores = TierStores(
@@ -89,6 +88,10 @@ class LowerTiers:
             for observer in self._pool.observers if keys else ():
                 observer.on_stored(keys, b"", [], 0, 0, tier=tier.tier)
 
+    def has_shared_news(self) -> bool:
+        """Return whether a report should be sent because of the object store, even if no step runs."""
+        return self.objects is not None and self.by_tier[Tier.REMOTE].store is None and self.objects.is_news_due()
+
     def take_moves(self) -> list[MoverRequest]:
         """Return what the mover is to do, since the last call."""
         return self._outbox.take()
@@ -98,23 +101,19 @@ class LowerTiers:
         lost, self._lost = self._lost, []
         return lost
 
-    def begin_grant(self, now: float, token_s: float = 0.0) -> None:
-        """Set the clock of the tiers' pins, and begin the listings that are due. A token takes `token_s` to compute."""
+    def begin_grant(self, now: float, token_s: float = 0.0, shared_keys: Iterable[bytes] = ()) -> None:
+        """Set the clock of the tiers' pins, and begin the listing that is due. A token takes `token_s` to compute.
+
+        `shared_keys`: those that the router believes to be in the object store.
+        """
         self._declined.clear()
         self.costs.on_computed(token_s)
         for tier in self.by_tier.values():
             tier.pins.now = now
-            if isinstance(tier.index, ObjectIndex) and tier.index.is_listing_due(now):
-                self._outbox.add([ListTier(tier.tier)])
-
-    def on_listed(self, news: ListedPage | ListingFailed, now: float) -> None:
-        """Note what a listing of the object store has found."""
-        index = self.by_tier[Tier.REMOTE].index
-        assert isinstance(index, ObjectIndex)
-        if isinstance(news, ListedPage):
-            index.known.add_page(news, now)
-        else:
-            index.known.give_up_listing(now)
+        if self.objects is not None:
+            if self.objects.is_listing_due(now):
+                self._outbox.add([ListTier(Tier.REMOTE)])
+            self.objects.learn(shared_keys)
 
     def on_pinned(self, keys: Sequence[bytes], ttl_s: float) -> None:
         """Note that a prefix is pinned: it is worth storing, and is kept where it is stored."""
@@ -128,14 +127,21 @@ class LowerTiers:
         self.stores.begin_more(is_loading=self.loads.are_under_way)
 
     def complete(self, granted: Granted) -> Granted:
-        """Return a grant with the tiers' columns: waiting candidates, origins of blocks, and the tiers' reports."""
+        """Return a grant with the tiers' columns: waiting candidates, origins of blocks, reports, and shared keys."""
         loading_ids, self.loading_ids = self.loading_ids, []
-        spans, self.admitted_spans = self.admitted_spans, []
-        spans = spans if any(spans) else []
+        spans, self.admitted_spans = (self.admitted_spans if any(self.admitted_spans) else []), []
         reports = [report for tier in self.by_tier.values() if (report := tier.take_report()) is not None]
-        if not (loading_ids or spans or reports):
+        news = NO_NEWS if self.objects is None else self.objects.take_news()
+        if not (loading_ids or spans or reports or news is not NO_NEWS):
             return granted
-        return replace(granted, loading_ids=loading_ids, admitted_tier_spans=spans, tiers=reports)
+        return replace(
+            granted,
+            loading_ids=loading_ids,
+            admitted_tier_spans=spans,
+            tiers=reports,
+            shared_keys=news.held,
+            unshared_keys=news.missed,
+        )
 
     # ------------------------------------------------------------ loads
 
@@ -242,13 +248,13 @@ class LowerTiers:
 
     # ------------------------------------------------------------ both
 
-    def _drop_wrong(
-        self, tier: Tier, slots: Sequence[int], keys: Sequence[bytes], wrong: dict[int, LoadFailure]
-    ) -> None:
+    def _drop_wrong(self, tier: Tier, slots: list[int], keys: list[bytes], wrong: dict[int, LoadFailure]) -> None:
         """Forget blocks of a lower tier that turned out to be missing or corrupt."""
         if tier in self._indexes:
             index = self._indexes[tier]
-            gone = [keys[at] for at in wrong if index.drop(keys[at], slots[at])]
+            is_deleted = index is self.objects and LoadFailure.MISSING in wrong.values()
+            places = range(min(wrong), len(keys)) if is_deleted else wrong  # then so are, as a rule, those after it
+            gone = [keys[at] for at in places if index.drop(keys[at], slots[at])]
             self.by_tier[tier].note_evicted(gone, self._pool.observers)
 
     # ------------------------------------------------------------ ends
@@ -276,7 +282,7 @@ class LowerTiers:
         """End all moves without their answers. None may be in progress."""
         self.loads.abandon()
         self._cut.clear()
-        if (remote := self.by_tier.get(Tier.REMOTE)) is not None:
-            self.on_listed(ListingFailed("abandoned"), remote.pins.now)
+        if self.objects is not None:
+            self.objects.begin_anew(self.by_tier[Tier.REMOTE].pins.now)
         self.stores.abandon()
         self._outbox.take()

@@ -47,6 +47,8 @@ class LookUps:
 
         `copied` are blocks that the last grant copies from.
         """
+        if self._tiers is not None and self._tiers.objects is not None and question.reads_cache:
+            self._tiers.objects.learn(question.block_keys[: question.num_shared_blocks])
         found = self._reader.look_up(question, self._pins, now, None if self._tiers is None else self._tiers.loads)
         if not question.prefetch or self._tiers is None or not found.num_tokens_by_tier:
             return found

@@ -128,7 +128,7 @@ class BlockManager:
         if self._evictions is not None:
             self._evictions.now = now
         if self.tiers is not None:
-            self.tiers.begin_grant(now, reserve.token_s)
+            self.tiers.begin_grant(now, reserve.token_s, reserve.shared_keys)
         if pins.is_in_use:
             pins.expire(now)
             pins.num_yielded = 0

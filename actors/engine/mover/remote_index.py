@@ -13,14 +13,12 @@ to be missing since; memory is bounded by `max_names`; nothing here waits, and a
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import attrs
 
 from ...messages.mover import ListedPage
+from ...shared.digest_set import DigestSet
 from .remote_names import BlockNames
 
 MAX_NAMES = 4_000_000
@@ -33,58 +31,12 @@ MAX_CHANGED = 100_000
 """Names stored or missed during a listing. If there are more, its end does not remove names."""
 
 
-class _Place(NamedTuple):
-    """Where a name belongs in a `NameSet`."""
-
-    values: array[int]
-    value: int
-    position: int
-    is_there: bool
-
-
-class NameSet:
-    """A set of names in 8 bytes each: a sorted array for each value of the first byte, of the 8 bytes after it.
-
-    Two names of which these 9 bytes are the same are one: it takes 10^10 names before that is likely.
-    """
-
-    def __init__(self, max_names: int) -> None:
-        self._arrays: list[array[int]] = [array("Q") for _ in range(256)]
-        self._num_names = 0
-        self._max_names = max_names
-
-    def __len__(self) -> int:
-        return self._num_names
-
-    def __contains__(self, name: bytes) -> bool:
-        return self._place_of(name).is_there
-
-    def add(self, name: bytes) -> None:
-        """Add a name, unless the set is full."""
-        place = self._place_of(name)
-        if not place.is_there and self._num_names < self._max_names:
-            place.values.insert(place.position, place.value)
-            self._num_names += 1
-
-    def discard(self, name: bytes) -> None:
-        place = self._place_of(name)
-        if place.is_there:
-            del place.values[place.position]
-            self._num_names -= 1
-
-    def _place_of(self, name: bytes) -> _Place:
-        values = self._arrays[name[0]]
-        value = int.from_bytes(name[1:9], "big")
-        index = bisect_left(values, value)
-        return _Place(values, value, index, index < len(values) and values[index] == value)
-
-
 @attrs.define
 class _Listing:
     """A listing in progress."""
 
     began: float
-    found: NameSet
+    found: DigestSet
     changed: dict[bytes, bool] = attrs.field(factory=dict)
     """Names stored (True) or missed since it began: the listing may have looked earlier."""
 
@@ -96,7 +48,7 @@ class RemoteIndex:
         self._names = names
         self._max_names = max_names
         self._refresh_s = refresh_s
-        self._found = NameSet(max_names)
+        self._found = DigestSet(max_names)
         self._listing: _Listing | None = None
         self.next_listing_at: float | None = 0.0
         """When to begin a listing; None while there is one."""
@@ -127,7 +79,7 @@ class RemoteIndex:
             self._change(self._names.name_of(key), False)
 
     def begin_listing(self, now: float) -> None:
-        self._listing = _Listing(now, NameSet(self._max_names))
+        self._listing = _Listing(now, DigestSet(self._max_names))
         self.next_listing_at = None
 
     def add_page(self, page: ListedPage, now: float) -> None:

@@ -78,6 +78,8 @@ class Batcher:
             state.end(sequence, refusal.reason, refusal.kind)
         else:
             state.waiting.push(sequence)
+            if message.num_shared_blocks and message.reads_cache:
+                state.cache_updates.shared_keys += sequence.keys[: message.num_shared_blocks]
 
     @property
     def num_groups(self) -> int:
@@ -209,6 +211,7 @@ class Batcher:
             reset_prefix_cache=updates.resets_prefix_cache,
             broken_ids=updates.broken_ids,
             returned_ids=updates.returned_ids,
+            shared_keys=updates.shared_keys,
             unread_ids=[s.id for s in candidates if not s.reads_cache],
             candidate_pins={s.id: s.pins for s in candidates if s.pins},
             candidate_peers={s.id: s.peer for s in candidates if s.peer is not None},

@@ -37,6 +37,7 @@ class ReportBuilder:
         self._stored_keys = self._removed_keys = b""
         self._lowered_keys: dict[str, bytes] = {}
         self._raised_keys = b""
+        self._shared_keys = self._unshared_keys = b""
         self._is_cleared = False
         self._filled_ids: list[int] = []
         self._filled_keys: list[bytes] = []
@@ -57,6 +58,8 @@ class ReportBuilder:
             or self._is_cleared
             or self._lowered_keys
             or self._raised_keys
+            or self._shared_keys
+            or self._unshared_keys
             or self._tiers
         )
 
@@ -104,6 +107,7 @@ class ReportBuilder:
         self.num_pins_yielded += granted.num_pins_yielded
         self._stored_keys, self._removed_keys = granted.stored_keys, granted.removed_keys
         self._lowered_keys, self._raised_keys = granted.lowered_keys, granted.raised_keys
+        self._shared_keys, self._unshared_keys = granted.shared_keys, granted.unshared_keys
         self._is_cleared = granted.is_cleared
         if granted.tiers:
             self._tiers = granted.tiers
@@ -173,6 +177,8 @@ class ReportBuilder:
             is_cleared=self._is_cleared,
             lowered_keys=self._lowered_keys,
             raised_keys=self._raised_keys,
+            shared_keys=self._shared_keys,
+            unshared_keys=self._unshared_keys,
             filled_ids=self._filled_ids,
             filled_keys=b"".join(self._filled_keys),
             admitted_miss_details=details if any(details) else [],

@@ -43,6 +43,8 @@ class CacheUpdates:
     freed_ids: list[int] = attrs.field(factory=list)
     returned_ids: list[int] = attrs.field(factory=list)
     """Those of these whose admission was undone."""
+    shared_keys: list[bytes] = attrs.field(factory=list)
+    """Keys that the object store may have, of sequences that have come. They can wait until one is proposed."""
     resets_prefix_cache: bool = False
     announces_keys: bool = False
     """Only the block manager's keys are wanted."""

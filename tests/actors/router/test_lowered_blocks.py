@@ -106,13 +106,13 @@ def test_engine_that_is_gone() -> None:
 def test_blocks_in_every_tier() -> None:
     """Blocks are counted in the fastest tier that their engine has last told of."""
     engines = Engines()
-    lowered = {"host": prefixes(*KEYS[2:4]), "disk": prefixes(*KEYS[4:7]), "remote": prefixes(KEYS[7])}
+    lowered = {"host": prefixes(*KEYS[2:4]), "disk": prefixes(*KEYS[4:])}
     engines.tell(0, stored_keys=prefixes(*KEYS), lowered_keys=lowered)
-    assert engines.held() == {0: HeldBlocks(8, {"host": 2, "disk": 3, "remote": 1})}
-    engines.tell(0, lowered_keys={"disk": prefixes(*KEYS[2:4]), "remote": prefixes(*KEYS[5:7])})
-    assert engines.held() == {0: HeldBlocks(8, {"disk": 3, "remote": 3})}
+    assert engines.held() == {0: HeldBlocks(8, {"host": 2, "disk": 4})}
+    engines.tell(0, lowered_keys={"disk": prefixes(*KEYS[2:4])})
+    assert engines.held() == {0: HeldBlocks(8, {"disk": 6})}
     engines.tell(0, raised_keys=prefixes(*KEYS[2:4]), removed_keys=prefixes(*KEYS[6:]))
-    assert engines.held() == {0: HeldBlocks(6, {"disk": 1, "remote": 1})}
+    assert engines.held() == {0: HeldBlocks(6, {"disk": 2})}
 
 
 def test_nothing_is_left_of_gone_engines() -> None:

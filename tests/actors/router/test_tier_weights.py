@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.messages.tiers import LOWER_TIERS, Tier
+from quipu.actors.messages.tiers import LOWER_TIERS, OWN_LOWER_TIERS, Tier
 from quipu.actors.router.overlaps import TIER_WEIGHTS, Overlap
 from quipu.actors.router.routing import Routing
 from tests.actors.router.chains import chain
@@ -27,13 +27,17 @@ def routing_for(num_engines: int = 3, policy: str = "prefix", weights: Mapping[T
 
 
 def hold(routing: Routing, slot: int, tiers: Sequence[Tier], keys: Sequence[bytes] = KEYS) -> None:
-    """Have an engine hold the first keys, each in a tier."""
-    routing.on_stored(slot, keys[: len(tiers)])
-    lowered: dict[Tier, list[bytes]] = {}
-    for key, tier in zip(keys, tiers, strict=False):
-        if tier is not Tier.DEVICE:
-            lowered.setdefault(tier, []).append(key)
+    """Have an engine hold the first keys, each in a tier of its own, or tell of it in the object store."""
+    held = list(zip(keys, tiers, strict=False))
+    routing.on_stored(slot, [key for key, tier in held if tier is not Tier.REMOTE])
+    lowered = {tier: [key for key, its in held if its is tier] for tier in OWN_LOWER_TIERS}
     routing.on_moved(slot, lowered, ())
+    share(routing, slot, [key for key, tier in held if tier is Tier.REMOTE])
+
+
+def share(routing: Routing, slot: int, keys: Sequence[bytes]) -> None:
+    if keys:
+        routing.shared.add(slot, keys)
 
 
 def overlap_of(routing: Routing, keys: Sequence[bytes] = KEYS) -> Overlap:
@@ -52,19 +56,19 @@ def test_defaults() -> None:
 def test_worth_is_the_sum_over_tiers() -> None:
     """Each block counts with its tier's weight; the estimate of what an engine finds counts all of them whole."""
     routing = routing_for()
-    hold(routing, 0, spread(device=4, host=3, disk=2, remote=1))
+    hold(routing, 0, spread(device=4, host=3, disk=2))
     hold(routing, 1, spread(host=10))
     hold(routing, 2, spread(device=2, disk=6))
     overlap = overlap_of(routing)
-    assert list(overlap.held[:3]) == [10, 10, 8]
-    assert list(overlap.worth[:3]) == pytest.approx([4 + 3 * 0.75 + 2 * 0.25 + 0.1, 10 * 0.75, 2 + 6 * 0.25])
+    assert list(overlap.held[:3]) == [9, 10, 8]
+    assert list(overlap.worth[:3]) == pytest.approx([4 + 3 * 0.75 + 2 * 0.25, 10 * 0.75, 2 + 6 * 0.25])
     assert routing.preview(KEYS, PROMPT) == 1
     route = routing.route(KEYS, PROMPT, slots=[2])
     assert (route.slot, route.num_overlapping) == (2, 8 * BLOCK)
 
 
 @pytest.mark.parametrize("policy", ["prefix", "dynamo"])
-@pytest.mark.parametrize(("better", "worse"), [(0, 1), (1, 2), (2, 3), (0, 3)])
+@pytest.mark.parametrize(("better", "worse"), [(0, 1), (1, 2), (0, 2)])
 def test_faster_tier_is_preferred(policy: str, better: int, worse: int) -> None:
     """Of engines that hold the same blocks, the one that has them in the faster tier is chosen, wherever it is."""
     tiers = list(Tier)
@@ -98,27 +102,44 @@ def test_weights_are_the_operators() -> None:
 
 
 def test_every_engine_has_the_object_store() -> None:
-    """Blocks that one engine has stored there are worth as much to the others, from where their own blocks end."""
+    """A block there is worth as much to every engine that has it in no faster tier, whoever told of it."""
     routing = routing_for(4)
-    hold(routing, 0, spread(remote=10))
     hold(routing, 1, spread(device=6))
     hold(routing, 2, spread(disk=2))
+    share(routing, 0, KEYS)
     overlap = overlap_of(routing)
     assert list(overlap.held[:4]) == [10, 10, 10, 10]
     assert list(overlap.worth[:4]) == pytest.approx([1, 6 + 4 * 0.1, 2 * 0.25 + 8 * 0.1, 1])
     assert routing.preview(KEYS, PROMPT) == 1
 
 
-def test_object_store_behind_a_gap() -> None:
-    """Where blocks before those in the object store are another engine's alone, only engines that have these, too, can
-    go on with it."""
-    routing = routing_for(3)
-    hold(routing, 0, spread(device=4, remote=6))
-    hold(routing, 1, spread(device=3))
-    hold(routing, 2, spread(host=5))
+def test_block_on_a_device_and_in_the_object_store() -> None:
+    """What one engine has on its device and has stored, others have in the object store, and it has when it has evicted
+    it."""
+    routing = routing_for(2)
+    hold(routing, 0, spread(device=10))
+    share(routing, 0, KEYS)
+    assert list(overlap_of(routing).worth[:2]) == pytest.approx([10, 1])
+    routing.on_removed(0, KEYS[4:])
+    assert list(overlap_of(routing).worth[:2]) == pytest.approx([4 + 6 * 0.1, 1])
+    routing.on_removed(0, KEYS[:4])
     overlap = overlap_of(routing)
-    assert list(overlap.held[:3]) == [10, 3, 10]
-    assert list(overlap.worth[:3]) == pytest.approx([4 + 6 * 0.1, 3, 5 * 0.75 + 5 * 0.1])
+    assert list(overlap.held[:2]) == [10, 10]
+    assert list(overlap.worth[:2]) == pytest.approx([1, 1])
+
+
+def test_object_store_outlives_engines() -> None:
+    """What was told of the object store holds when the engine that told of it has cleared its cache, or is gone."""
+    routing = routing_for(2)
+    hold(routing, 0, spread(device=10))
+    share(routing, 0, KEYS)
+    slot = routing.empty_engine(0, ())
+    assert overlap_of(routing).worth[slot] == pytest.approx(1)
+    routing.remove_engine(slot)
+    assert list(overlap_of(routing).held[[0, slot]]) == [0, 0]
+    assert overlap_of(routing).worth[1] == pytest.approx(1)
+    new = routing.add_engine(num_blocks=1000)
+    assert overlap_of(routing).worth[new] == pytest.approx(1)
 
 
 def test_prompts_on_their_way_count_whole() -> None:
@@ -141,23 +162,19 @@ def test_many_engines() -> None:
         assert overlap.worth[slot] == slot % 5 + slot % 3 * 0.75 + slot % 4 * 0.25
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=12), st.integers(0, 10))
-def test_any_spread(spreads: list[tuple[int, int, int, int]], num_reusable: int) -> None:
-    """Whatever engines hold, held and worth are what adding up block by block gives."""
+@given(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=12), st.integers(0, 10), st.integers(0, 10))
+def test_any_spread(spreads: list[tuple[int, int, int]], num_reusable: int, num_shared: int) -> None:
+    """Whatever engines hold of their own and share, held and worth are what adding up block by block gives."""
     keys = KEYS + chain([0] * 10 + [1] * 6)[10:]
     reusable = keys[:num_reusable]
     routing = routing_for(len(spreads))
-    held_by = [spread(*numbers)[: len(keys)] for numbers in spreads]
+    held_by = [spread(*numbers) for numbers in spreads]
     for slot, tiers in enumerate(held_by):
         hold(routing, slot, tiers, keys)
+    share(routing, 0, keys[:num_shared])
     overlap = overlap_of(routing, reusable)
     for slot, tiers in enumerate(held_by):
-        own = tiers[:num_reusable]
-        reach = len(own)
-        for other in held_by:
-            begin = next((at for at, tier in enumerate(other[:num_reusable]) if tier is Tier.REMOTE), None)
-            if begin is not None and begin <= len(own):
-                reach = max(reach, len(other[:num_reusable]))
-        worth = sum(1.0 if tier is Tier.DEVICE else TIER_WEIGHTS[tier] for tier in own) + 0.1 * (reach - len(own))
-        assert overlap.held[slot] == reach
+        found = [*tiers, *spread(remote=max(0, num_shared - len(tiers)))][:num_reusable]
+        assert overlap.held[slot] == len(found)
+        worth = sum(1.0 if tier is Tier.DEVICE else TIER_WEIGHTS[tier] for tier in found)
         assert overlap.worth[slot] == pytest.approx(worth)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.engine.mover import remote_index
-from quipu.actors.engine.mover.remote_index import REFRESH_RATIO, REFRESH_S, NameSet, RemoteIndex
+from quipu.actors.engine.mover.remote_index import REFRESH_RATIO, REFRESH_S, RemoteIndex
 from quipu.actors.engine.mover.remote_keys import RemoteKeys
 from quipu.actors.engine.mover.remote_names import BlockNames
 from quipu.actors.messages.mover import ListedPage
@@ -30,31 +30,6 @@ def index_of(names: list[bytes], now: float = 0.0) -> RemoteIndex:
 
 def held(index: RemoteIndex) -> set[int]:
     return {number for number, key in enumerate(KEYS) if index.holds(key)}
-
-
-@given(st.lists(st.tuples(st.booleans(), st.binary(min_size=16, max_size=16) | st.sampled_from(LISTED[:6]))))
-def test_a_name_set_is_a_set(changes: list[tuple[bool, bytes]]) -> None:
-    """Adding and discarding names in any order gives what a set gives."""
-    names, model = NameSet(1000), set[bytes]()
-    for is_added, name in changes:
-        (names.add if is_added else names.discard)(name)
-        (model.add if is_added else model.discard)(name)
-        assert len(names) == len({name[:9] for name in model})
-        assert name in names or not is_added
-    assert all(name in names for name in model)
-    assert not any(name in names for name in LISTED[6:])
-
-
-def test_a_full_set_takes_nothing_more() -> None:
-    """A name set has a bound; what it has stays, and room that is made can be used again."""
-    names = NameSet(3)
-    for name in LISTED[:5]:
-        names.add(name)
-    assert [name in names for name in LISTED[:5]] == [True, True, True, False, False]
-    names.discard(LISTED[0])
-    names.add(LISTED[4])
-    assert len(names) == 3
-    assert LISTED[4] in names
 
 
 def test_pages_are_found_at_once() -> None:
