@@ -3,8 +3,9 @@
 Used by `actor.py`, between two grants. The sequence finds them like any cached block, waits for those that are on their
 way, and asks once more for what is missing.
 
-What must always hold: nothing is preempted, unpinned or left waiting for a fetch; it takes no block from which a step
-that has been granted, and whose plan may not have been sent, copies.
+What must always hold: nothing is preempted, unpinned or left waiting when a fetch begins, and all of them together hold
+at most half of the blocks; they take no block from which a step that has been granted, and whose plan may not have been
+sent, copies.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Fetches:
         self._tiers = tiers
         self._take = take
         self._num_spare = num_spare
+        self._most = pool.num_blocks // 2
+        """Blocks that fetches may hold together: the prefill side may take long, and sequences here need to grow."""
 
     def begin(self, fetch: Fetch, copied: Collection[int]) -> int:
         """Begin to load what is not here of a prompt. Return how many blocks, 0 if there is no room for any.
@@ -47,7 +50,7 @@ class Fetches:
         prefix = self._reader.find(keys, len(token_ids) + 1, may_read=True)
         shared = prefix.blocks
         pool.share(shared)
-        room = max(0, pool.num_free - self._num_spare)
+        room = min(pool.num_free - self._num_spare, self._most - self._tiers.loads.num_held_ahead - len(shared))
         found = self._tiers.loads.find(fetch.sequence_id, keys, len(shared), prefix.limit, fetch.peer)
         stretches = leading_blocks(found, room)
         blocks = self._take(sum(len(stretch.keys) for stretch in stretches), fetch.sequence_id) if stretches else []

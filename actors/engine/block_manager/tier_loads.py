@@ -58,6 +58,11 @@ class TierLoads:
     def are_under_way(self) -> bool:
         return bool(self._under_way)
 
+    @property
+    def num_held_ahead(self) -> int:
+        """Blocks that are held for sequences that have not arrived."""
+        return sum(len(load.table) for load in self._loads() if load.is_ahead)
+
     def tables(self) -> Iterator[list[int]]:
         """Yield the blocks that each load holds."""
         return (load.table for load in self._loads())

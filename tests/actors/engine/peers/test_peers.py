@@ -7,7 +7,7 @@ import trio
 
 from quipu.actors.engine.peers.peer_link import LoopNetwork, PeerNetwork
 from quipu.actors.engine.peers.unix_link import UnixNetwork
-from quipu.actors.messages.peers import Peer
+from quipu.actors.messages.peers import EndFetch, Peer
 from tests.actors.engine.engine_pairs import Admitted, open_sides
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
@@ -89,8 +89,6 @@ async def test_evicted_at_the_peer() -> None:
 
 async def test_never_arrives() -> None:
     """What was fetched for a sequence that does not arrive is released, and stays cached."""
-    from quipu.actors.messages.peers import EndFetch
-
     with trio.fail_after(60):
         async with open_sides(2) as (prefill, decode):
             await decode.fetch(1, PROMPT, prefill.peer)
@@ -101,3 +99,34 @@ async def test_never_arrives() -> None:
             await eventually(lambda: not loads.loads.are_under_way, "the fetch is over")
             decode.check()
             prefill.check()
+
+
+async def test_fetches_leave_room() -> None:
+    """Fetches that wait for their blocks hold at most half of them, and others are served meanwhile."""
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            pool = decode.engine.block_manager.pool
+            for sequence_id in range(1, 9):
+                await decode.fetch(sequence_id, prompt_of(20 * BLOCK, seed=sequence_id), prefill.peer)
+            tiers = decode.engine.block_manager.tiers
+            assert tiers is not None
+            await eventually(lambda: tiers.loads.num_held_ahead == pool.num_blocks // 2, "half is taken")
+            answer = await decode.serve(77, prompt_of(30 * BLOCK, seed=77))
+            assert answer.tokens == continuation(prompt_of(30 * BLOCK, seed=77), 6)
+            for sequence_id in range(1, 9):
+                await decode.engine.receive(EndFetch(sequence_id))
+            await eventually(lambda: not tiers.loads.are_under_way, "the fetches are over")
+            decode.check()
+
+
+async def test_others_do_not_wait_for_a_fetch() -> None:
+    """A prompt that begins like one that is being fetched is computed at once, and its text is right."""
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            await decode.fetch(1, PROMPT, prefill.peer)
+            answer = await decode.serve(2, [*PROMPT, 5])
+            assert answer.tokens == continuation([*PROMPT, 5], 6) and answer.admissions[0].reused == 0
+            first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+            rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+            assert first.tokens + rest.tokens == continuation(PROMPT, 6)
+            decode.check()
