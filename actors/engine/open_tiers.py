@@ -143,7 +143,7 @@ def _open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
     )
     copies = None
     if config.has_peers:
-        copies = PeerCopies(backend, executor.tags, plan.block_size, plan.block_bytes, numerics)
+        copies = PeerCopies(backend, executor.tags, plan.block_size, plan.block_bytes, numerics, executor.is_fatal)
     return OpenTiers(wanted, carrier, None if rate is None else RateLimit(rate, rate, 0.0), copies)
 
 

@@ -82,7 +82,7 @@ def resolve_config(
         model_path=str(path),
         eos_token_ids=checkpoint.eos_token_ids,
         may_shorten=arguments.max_model_len is None,
-        has_peers=engines["max_engines"] > 1 and "cluster" not in engines and arguments.enable_prefix_caching,
+        has_peers=_have_peers(arguments, engines),
         # only a key file knows several tenants
         max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
         **_given(arguments, EngineConfig) | resolved,
@@ -161,6 +161,12 @@ def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, A
         if (tls := tls_of(cluster)) is not None:
             tls.check()
     return found
+
+
+def _have_peers(arguments: argparse.Namespace, engines: dict[str, Any]) -> bool:
+    """Return whether engines fetch blocks from each other: several of one machine, of one rank each."""
+    is_one_machine = "cluster" not in engines and arguments.tensor_parallel_size == 1
+    return engines["max_engines"] > 1 and is_one_machine and bool(arguments.enable_prefix_caching)
 
 
 def _check_tiers(arguments: argparse.Namespace, num_engines: int) -> None:

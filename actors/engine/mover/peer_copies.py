@@ -9,7 +9,8 @@ step, in memory that is as good as the device's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import attrs
@@ -19,6 +20,10 @@ from .slot_store import MOST_TOGETHER
 
 RUN_BYTES: Final = 4 << 20
 """Of blocks that are copied together: little enough to stay in a processor's cache until they are copied again."""
+
+
+class CopyFailed(Exception):
+    """A copy raised; the message says what. The next one may succeed."""
 
 
 @attrs.frozen
@@ -31,6 +36,8 @@ class PeerCopies:
     block_bytes: int
     numerics: str
     """Digest of all that the bits of a block depend on."""
+    _is_fatal: Callable[[BaseException], bool] = lambda error: False
+    """Whether an error means that no later copy can succeed in this process: such an error is raised as it is."""
 
     @property
     def most_together(self) -> int:
@@ -42,9 +49,13 @@ class PeerCopies:
         return self.most_together * self.block_bytes
 
     def copy_out(self, blocks: Sequence[int], keys: Sequence[bytes], memory: memoryview) -> int:
-        """Copy blocks to a buffer. Return how many leading ones have the contents that the keys name, and are full."""
+        """Copy blocks to a buffer. Return how many leading ones have the contents that the keys name, and are full.
+
+        Raises CopyFailed.
+        """
         tags = [self._tags.tag_of(block) for block in blocks]
-        self._memory.read_blocks(blocks, memory[: len(blocks) * self.block_bytes])
+        with self._errors():
+            self._memory.read_blocks(blocks, memory[: len(blocks) * self.block_bytes])
         for at, (block, tag, key) in enumerate(zip(blocks, tags, keys, strict=True)):
             is_full = tag is not None and tag.key == key and tag.num_filled == self.block_size
             if not is_full or self._tags.tag_of(block) is not tag:
@@ -56,6 +67,16 @@ class PeerCopies:
         self._tags.forget(blocks)
 
     def copy_in(self, blocks: Sequence[int], keys: Sequence[bytes], memory: memoryview) -> None:
-        """Copy a buffer to blocks, and tag them."""
-        self._memory.write_blocks(blocks, memory[: len(blocks) * self.block_bytes])
+        """Copy a buffer to blocks, and tag them. Raises CopyFailed."""
+        with self._errors():
+            self._memory.write_blocks(blocks, memory[: len(blocks) * self.block_bytes])
         self._tags.set_loaded(blocks, keys)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if self._is_fatal(error):
+                raise
+            raise CopyFailed(f"{type(error).__name__}: {error}") from error

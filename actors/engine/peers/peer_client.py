@@ -20,7 +20,7 @@ import trio
 
 from ...messages.mover import Move, Moved, MoveFailed, MoveResult
 from ...messages.tiers import LoadFailure
-from ..mover.peer_copies import PeerCopies
+from ..mover.peer_copies import CopyFailed, PeerCopies
 from .peer_link import Drop, Hello, Here, Hurry, LinkLost, Over, PeerLink, PeerNetwork, Want
 from .peer_server import LONGEST_WAIT_S, Call
 
@@ -78,7 +78,7 @@ class PeerClient:
         try:
             connection = await self._connection(move.peer.address)
             await self._fetch(move, connection, moved)
-        except (LinkLost, OSError) as lost:
+        except (LinkLost, CopyFailed, OSError) as lost:
             error = f"{type(lost).__name__}: {lost}"
         if len(moved) == len(move.keys):
             return Moved(move.number, time.perf_counter() - started)

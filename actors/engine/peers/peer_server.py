@@ -20,7 +20,7 @@ import trio
 
 from ...channel import Poster
 from ...messages.mover import EndLend, Lend, Lending, Lent
-from ..mover.peer_copies import PeerCopies
+from ..mover.peer_copies import CopyFailed, PeerCopies
 from .peer_link import Drop, Emptied, Hello, Here, Hurry, LinkLost, Over, PeerLink, PeerListener, PeerMessage, Want
 
 log = structlog.get_logger()
@@ -167,7 +167,11 @@ class _Connection:
     async def _answer(self, want: Want) -> None:
         answer, at = self._answers[want.number], 0
         while at < len(want.keys) and not answer.is_dropped:
-            num_sent = await self._send_some(want, at, answer)
+            try:
+                num_sent = await self._send_some(want, at, answer)
+            except CopyFailed as error:
+                log.warning("peer.copy_failed", error=str(error))
+                break
             if num_sent is None:
                 continue  # the wait has been ended: take what is there
             at += num_sent

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import pytest
 
-from quipu.actors.engine.mover.peer_copies import RUN_BYTES, PeerCopies
+from quipu.actors.engine.mover.peer_copies import RUN_BYTES, CopyFailed, PeerCopies
 
 SIZE, BYTES = 16, 4
 KEYS = [bytes([number]) * 32 for number in range(4)]
@@ -35,6 +35,7 @@ class Device:
         to[:] = b"".join(self.contents[block] for block in blocks)
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
+        self.while_copying()
         assert not any(block in self.tags for block in blocks), "a block is overwritten that can be confirmed"
         for at, block in enumerate(blocks):
             self.contents[block] = bytes(source[at * BYTES : (at + 1) * BYTES])
@@ -101,3 +102,20 @@ def test_buffers(device: Device, block_bytes: int, most: int) -> None:
     """A buffer holds a few small blocks, or one of any size."""
     assert copies(device, block_bytes).most_together == most
     assert copies(device, block_bytes).buffer_bytes == most * block_bytes
+
+
+@pytest.mark.parametrize("is_fatal", [False, True])
+def test_copy_that_raises(device: Device, *, is_fatal: bool) -> None:
+    """An error ends the copy, and the engine only if no later one can succeed; nothing is tagged."""
+
+    def fail() -> None:
+        raise ValueError("no such memory")
+
+    device.while_copying = fail
+    faulty = PeerCopies(device, device, SIZE, BYTES, "numerics", lambda error: is_fatal)
+    with pytest.raises(ValueError if is_fatal else CopyFailed, match="no such memory"):
+        faulty.copy_out([1], KEYS[:1], memoryview(bytearray(BYTES)))
+    faulty.forget([9])
+    with pytest.raises(ValueError if is_fatal else CopyFailed, match="no such memory"):
+        faulty.copy_in([9], KEYS[:1], memoryview(bytearray(BYTES)))
+    assert device.tag_of(9) is None

@@ -23,6 +23,7 @@ from quipu.actors.engine.peers.peer_link import (
     PeerMessage,
     Want,
 )
+from quipu.kernels.fake import FakeBackend
 from tests.actors.engine.engine_pairs import Side, open_sides
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
@@ -196,3 +197,21 @@ async def test_nobody_waits_for_what_is_not_computed(autojump_clock: trio.testin
         assert trio.current_time() - begun < 1
         assert [first, *rest.tokens] == continuation(PROMPT, 6)
         await at_rest(prefill, decode)
+
+
+@pytest.mark.parametrize("call", ["read_blocks", "write_blocks"])
+async def test_copies_that_fail(
+    call: str, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that raises, at either side, ends its transfer and nothing else."""
+    num_calls = 0
+
+    def failing(*_: object) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        raise ValueError("injected fault: no such memory")
+
+    monkeypatch.setattr(FakeBackend, call, failing)
+    for is_ahead in (True, False):
+        await move_once(FaultyNetwork(), is_ahead=is_ahead)
+    assert num_calls
