@@ -56,7 +56,7 @@ class RoutedJob:
     """Of the full blocks."""
     num_prompt_tokens: int
     max_tokens: int
-    """In units of DECODED."""
+    """How often it draws: DECODED tokens at a time here, one in `bench.apart`."""
 
     def job(self, number: int, block_size: int) -> Job:
         token_ids: list[int] = []
@@ -96,7 +96,7 @@ Tell = Callable[..., None]
 """Calls a method of the routing with arguments, once the routing can have heard of it."""
 
 
-class _Teller:
+class CacheTeller:
     """Tells the routing what an engine caches."""
 
     def __init__(self, routing: Routing, slot: int, tell: Tell) -> None:
@@ -240,7 +240,7 @@ class Cluster:
         def tell(what: Callable[..., object], *arguments: object) -> None:
             self._after_delay(self._hear, engine, what, *arguments)
 
-        engine.simulated.manager.pool.observers.append(_Teller(self._routing, engine.slot, tell))
+        engine.simulated.manager.pool.observers.append(CacheTeller(self._routing, engine.slot, tell))
         self._engines[engine.slot] = engine
 
     def _hear(self, engine: _Engine, what: Callable[..., object], *arguments: object) -> None:

@@ -25,7 +25,7 @@ def traced(requests: Sequence[TracedRequest]) -> list[RoutedJob]:
         RoutedJob(
             arrival_s=request.arrival_s,
             blocks=request.hash_ids,
-            keys=_keys(request.hash_ids[: request.num_prompt_tokens // TRACE_BLOCK], keys),
+            keys=keys_of(request.hash_ids[: request.num_prompt_tokens // TRACE_BLOCK], keys),
             num_prompt_tokens=request.num_prompt_tokens,
             max_tokens=-(-request.num_output_tokens // DECODED),
         )
@@ -57,7 +57,7 @@ def made(num_conversations: int, per_second: float, seed: int = 1) -> list[Route
         RoutedJob(
             arrival_s=arrival,
             blocks=ids,
-            keys=_keys(ids, keys),
+            keys=keys_of(ids, keys),
             num_prompt_tokens=len(ids) * MADE_BLOCK + 1,
             max_tokens=max(1, num_outputs),
         )
@@ -65,7 +65,7 @@ def made(num_conversations: int, per_second: float, seed: int = 1) -> list[Route
     ]
 
 
-def _keys(blocks: Sequence[int], known: dict[int, bytes]) -> list[bytes]:
+def keys_of(blocks: Sequence[int], known: dict[int, bytes]) -> list[bytes]:
     """Return keys that look like digests: the index of keys is divided by their first bytes."""
     for block in blocks:
         if block not in known:

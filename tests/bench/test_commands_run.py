@@ -23,6 +23,7 @@ from bench import engine_core, shapes, sse
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
     "bench.accounting_null": "bench.accounting",
+    "bench.apart.prefill_process": "bench.apart",
     "bench.sse_quipu": "bench.sse",
     "bench.sse_starlette": "bench.sse",
     "bench.timed_engine": "bench.request_budget",
@@ -44,6 +45,7 @@ COMMANDS = {
 }
 COMMANDS_HERE = {
     "bench.accuracy": ("--kv-cache-dtype", "int8"),
+    "bench.apart": ("--real",),
     "bench.attention": (),
     "bench.beside": (),
     "bench.engine_overhead": ("--executor", "fake"),

@@ -1,0 +1,211 @@
+"""Two engines, each in a process and on a core of its own, one of which computes prompts that the other continues.
+
+Used by `python -m bench.apart --real`. Dummy weights in the shape of Qwen3-0.6B, and the transfer as it is between the
+engines of one machine. Prompts fill their last block, so that nothing is computed twice.
+
+`moved_bytes`: a prompt is computed while nobody fetches it; then the other engine continues it. The bytes of its
+blocks, over the time to the token that it draws first, less one step; beside a plain copy of as many bytes by one
+thread, of memory that was touched before.
+
+`second_token`: a prompt is fetched while it is computed, and continued when its first token is known. The time from
+that token to the next one, in steps: of the engine that decodes, at that context, while nothing else runs. What a
+transfer adds is that less 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import trio
+
+from bench.driven_engine import DrivenEngine, Served, running
+from bench.shapes import QWEN3_06B as SHAPE
+from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.engine.peers.unix_link import UnixNetwork
+from quipu.actors.messages.peers import Peer
+
+BLOCK_SIZE = 16
+NUM_DECODED = 6
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = {"moved_bytes": 0.5, "second_token": 2.0}
+"""The least share of a plain copy, and the most steps."""
+
+
+def config_of(folder: Path, num_tokens: int) -> EngineConfig:
+    """Return the config of an engine that has room for two prompts of `num_tokens`, and their outputs."""
+    num_blocks = 2 * (num_tokens // BLOCK_SIZE + 2) + 1
+    return EngineConfig(
+        model_path=str(folder),
+        load_format="dummy",
+        executor="cpu",
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_model_len=(num_blocks - 1) * BLOCK_SIZE,
+        has_peers=True,
+        eos_token_ids=(),
+        watermark=0.0,
+    )
+
+
+@attrs.define
+class PrefillSide:
+    """The other process, and how to reach its engine."""
+
+    process: trio.Process
+    peer: Peer
+    _received: bytearray = attrs.field(factory=bytearray)
+
+    async def send(self, prompt: Sequence[int]) -> None:
+        assert self.process.stdin is not None
+        await self.process.stdin.send_all(json.dumps(prompt).encode() + b"\n")
+
+    async def read(self) -> dict[str, Any]:
+        """Wait for a line. Raises RuntimeError if the process has ended."""
+        return await read_line(self.process, self._received)
+
+
+async def read_line(process: trio.Process, received: bytearray) -> dict[str, Any]:
+    assert process.stdout is not None
+    while b"\n" not in received:
+        data = await process.stdout.receive_some()
+        if not data:
+            raise RuntimeError("the engine for prefill has ended")
+        received += data
+    line, _, rest = bytes(received).partition(b"\n")
+    received[:] = rest
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@asynccontextmanager
+async def prefill_side(folder: Path, core: int, num_tokens: int) -> AsyncIterator[PrefillSide]:
+    command = [sys.executable, "-m", "bench.apart.prefill_process", str(folder), str(core), str(num_tokens)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = await trio.lowlevel.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment
+    )
+    try:
+        received = bytearray()
+        with trio.fail_after(120):
+            address = (await read_line(process, received))["address"]
+        yield PrefillSide(process, Peer(1, address), received)
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+class Prompts:
+    """Prompts that no engine has seen."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._draw = random.Random(0)
+        self._num_tokens = num_tokens
+
+    def next(self) -> list[int]:
+        return self._draw.choices(range(1000, SHAPE["vocab_size"]), k=self._num_tokens)
+
+
+@attrs.frozen
+class Continued:
+    """One prompt that was computed there and continued here."""
+
+    first_at: float
+    """When its first token came."""
+    served: Served
+
+    @property
+    def second_s(self) -> float:
+        """From the first token to the second one."""
+        return self.served.submitted_at + self.served.token_s[0] - self.first_at
+
+    @property
+    def step_s(self) -> float:
+        """Of the steps after the one that drew the second token."""
+        times = self.served.token_s
+        return statistics.median(later - earlier for earlier, later in pairwise(times))
+
+
+async def continue_one(engine: DrivenEngine, other: PrefillSide, prompt: list[int], *, is_ahead: bool) -> Continued:
+    """Have a prompt computed there and go on here. With `is_ahead`, its blocks are fetched meanwhile."""
+    await other.send(prompt)
+    if is_ahead:
+        await engine.fetch(prompt, other.peer)
+    first = await other.read()
+    (served,) = await engine.ask(
+        prompt, max_tokens=NUM_DECODED, output_token_ids=first["token_ids"], is_resumed=True, peer=other.peer
+    )
+    if served.by_tier != {"device": 0, "peer": len(prompt)}:
+        raise RuntimeError(f"found {served.by_tier} of {len(prompt)} tokens")
+    return Continued(first["first_at"], served)
+
+
+def copy_s(num_bytes: int) -> float:
+    """Return the time of a plain copy by one thread."""
+    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+    started = time.perf_counter()
+    target[:] = source
+    return time.perf_counter() - started
+
+
+async def measure(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Return both rows."""
+    cores = sorted(os.sched_getaffinity(0))
+    moved, ahead, copies = [], [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(SHAPE))
+        os.sched_setaffinity(0, {cores[0]})
+        try:
+            async with (
+                prefill_side(folder, cores[-1], num_tokens) as other,
+                running(config_of(folder, num_tokens), UnixNetwork()) as engine,
+            ):
+                num_bytes = engine.engine.executor.backend.memory_plan.block_bytes * (num_tokens // BLOCK_SIZE)
+                prompts = Prompts(num_tokens)
+                for index in range(rounds + 1):
+                    late = await continue_one(engine, other, prompts.next(), is_ahead=False)
+                    early = await continue_one(engine, other, prompts.next(), is_ahead=True)
+                    if index:  # not the first, in which memory is touched
+                        moved.append(late.served.token_s[0] - late.step_s)
+                        ahead.append(early)
+                        copies.append(copy_s(num_bytes))
+        finally:
+            os.sched_setaffinity(0, cores)
+    moved_s, memcpy_s = statistics.median(moved), statistics.median(copies)
+    steps = [one.second_s / one.step_s for one in ahead]
+    return [
+        {
+            "name": "moved_bytes",
+            "value": memcpy_s / moved_s,
+            "unit": "of a plain copy",
+            "limit": LIMITS["moved_bytes"],
+            "tokens": num_tokens,
+            "mib": num_bytes / 2**20,
+            "moved_gb_per_s": num_bytes / moved_s / 1e9,
+            "copied_gb_per_s": num_bytes / memcpy_s / 1e9,
+        },
+        {
+            "name": "second_token",
+            "value": statistics.median(steps),
+            "unit": "steps after the first",
+            "limit": LIMITS["second_token"],
+            "most": max(steps),
+            "second_ms": statistics.median(one.second_s for one in ahead) * 1000,
+            "step_ms": statistics.median(one.step_s for one in ahead) * 1000,
+        },
+    ]
