@@ -12,6 +12,7 @@ frozen numbers. A withdrawn request shows no engine.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -123,7 +124,7 @@ class Account:
         if self.first_token_at is None:
             self.first_token_at = at
         if not sequence.is_admitted:
-            if sequence.has_spans:
+            if sequence.has_spans or sequence.admissions:
                 sequence.mismatches.append("its first token came before any admission")
             uncounted = Admission(number=1, reused=None, read=0, miss=None, engine_id=None, incarnation=None, at=at)
             self._admit(sequence, uncounted)
@@ -138,18 +139,12 @@ class Account:
             prompt.settled = True
 
     def _revise(self, sequence: SequenceAccount, revision: Revision) -> None:
-        prompt = self.prompts[sequence.prompt_index]
-        what = f"{revision.num_tokens} tokens of {revision.tier} revised"
-        if sequence.choice_index == 0 and prompt.settled:
-            sequence.mismatches.append(f"{what} after they were reported")
-            return
-        if sequence.choice_index == 0 and not 0 <= revision.num_tokens <= prompt.tiers.get(revision.tier, 0):
-            sequence.mismatches.append(f"{what}, which were not granted")
-            return
-        sequence.num_revised += revision.num_tokens
         if sequence.choice_index == 0:
-            prompt.reused -= revision.num_tokens
-            prompt.tiers[revision.tier] = prompt.tiers.get(revision.tier, 0) - revision.num_tokens
+            problem = self.prompts[sequence.prompt_index].revise(revision.tier, revision.num_tokens)
+            if problem is not None:
+                sequence.mismatches.append(f"{revision.num_tokens} tokens of {revision.tier} revised{problem}")
+                return
+        sequence.num_revised += revision.num_tokens
 
     def complete(self, completed: Completed) -> None:
         sequence = self.sequences[completed.sequence_id]
@@ -197,6 +192,11 @@ class Account:
     @property
     def cache_write(self) -> Count:
         return total(Known(prompt.cache_write_tokens) for prompt in self.admitted_prompts)
+
+    @property
+    def moved(self) -> Counter[int | None]:
+        """Prompt tokens that came from another engine, by the engine that they came to."""
+        return sum((sequence.moved for sequence in self.sequences.values()), Counter())
 
     def created(self, ttl: CacheTtl) -> int:
         """Written tokens up to each prompt's last breakpoint that belong to breakpoints with this ttl."""
@@ -271,6 +271,9 @@ class Account:
     def _numbers(self) -> dict[str, Any]:
         """Return the fields of the record that engines of this server count."""
         sequences = list(self.sequences.values())
+        continued: Admission | None = None
+        if self.engine_id is not None:
+            continued = next(filter(None, (sequence.continued_by for sequence in sequences)), None)
         return {
             "finish_reason": sequences[0].finish_reason if sequences else None,
             "num_choices": len(sequences),
@@ -284,6 +287,9 @@ class Account:
             "computed_tokens": sum(sequence.computed_first for sequence in sequences),
             "restored_tokens": sum(sequence.restored_first for sequence in sequences),
             "recomputed_tokens": sum(sequence.recomputed for sequence in sequences),
+            "moved_tokens": self.moved.total(),
+            "decode_engine": None if continued is None else continued.engine_id,
+            "decode_incarnation": None if continued is None else continued.incarnation,
             "cache_misses": tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
             "num_engine_deaths": len(set().union(*(sequence.deaths for sequence in sequences))),
         }

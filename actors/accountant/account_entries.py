@@ -11,7 +11,8 @@ import attrs
 
 from ..messages.accountant import Side
 from ..messages.block_manager import CacheMiss
-from ..messages.tiers import TierSpans
+from ..messages.tiers import Tier, TierSpans, num_positions
+from .coverage import Coverage
 
 
 @attrs.frozen(kw_only=True)
@@ -24,9 +25,10 @@ class Admission:
     reused: int | None
     """Tokens that the block manager granted from its cache. None: the engine does not count them."""
     tiers: Mapping[str, int] | None = None
-    """`reused` by tier. None: all of it was on the device."""
+    """`reused` by tier. None: all of it was on the device. What it says of `peer` came from another engine: no hit."""
     tier_spans: TierSpans = attrs.field(factory=dict)
-    """Where those from lower tiers are. Empty: there are none, or the engine does not say where."""
+    """Where those from lower tiers and from another engine are. Empty: there are none, or the engine does not say
+    where."""
     read: int
     """Tokens whose cached KV the executor confirms it used."""
     copyable: int = 0
@@ -38,6 +40,20 @@ class Admission:
     incarnation: int | None
     at: float
     """When its step began, if that is known."""
+
+    def moved(self, up_to: int) -> Coverage:
+        """Return the positions before `up_to` that came from another engine."""
+        spans = self.tier_spans.get(Tier.PEER) or [0, (self.tiers or {}).get(Tier.PEER, 0)]
+        moved = Coverage()
+        for start, end in zip(spans[::2], spans[1::2], strict=False):
+            moved.add(max(0, start), min(end, up_to))
+        return moved
+
+    @property
+    def num_said_moved(self) -> int:
+        """How many tokens the engine says came from another one."""
+        spans = num_positions(self.tier_spans.get(Tier.PEER, []))
+        return max(spans, (self.tiers or {}).get(Tier.PEER, 0))
 
 
 @attrs.define

@@ -10,7 +10,7 @@ is the server's. Not thread-safe: written and read in one thread.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import attrs
@@ -145,6 +145,23 @@ class EngineGauge(_Family):
 
     def forget(self, engine_id: int) -> None:
         self._numbers.pop(engine_id, None)
+
+
+class EngineText(Collector):
+    """A text for each engine that there is, as a label; the value is 1. Looked up when metrics are read."""
+
+    def __init__(
+        self, name: str, text: str, labels: EngineLabels, label: str, look_up: Callable[[], Mapping[int, str]]
+    ) -> None:
+        self._name, self._text, self._labels = f"quipu:{name}", text, labels
+        self._label = label
+        self._look_up = look_up
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(self._name, self._text, labels=[*self._labels.names, self._label])
+        for engine_id, value in self._look_up().items():
+            family.add_metric([*self._labels.values(engine_id), value], 1)
+        yield family
 
 
 class BulkHistogram(Collector):

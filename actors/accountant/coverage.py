@@ -34,6 +34,12 @@ class Coverage:
         self.intervals = merged
         return self.total - before
 
+    def gaps(self, end: int) -> list[tuple[int, int]]:
+        """Return the runs before `end` that are not covered: start and end of each, ascending."""
+        starts = [0, *(high for _, high in self.intervals)]
+        ends = [*(low for low, _ in self.intervals), end]
+        return [(low, min(high, end)) for low, high in zip(starts, ends, strict=True) if low < min(high, end)]
+
     @property
     def total(self) -> int:
         return sum(high - low for low, high in self.intervals)

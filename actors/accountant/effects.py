@@ -247,6 +247,8 @@ class SideEffects:
         metrics.requests.inc(1, engine_id, record.outcome)
         metrics.generation_tokens.inc(record.completion_tokens, engine_id)
         metrics.recomputed_tokens.inc(record.recomputed_tokens, engine_id)
+        for receiver_id, num_tokens in account.moved.items():
+            metrics.moved_tokens.inc(num_tokens, receiver_id)
         if isinstance(record.cached, Known) and isinstance(record.prompt, Known) and record.prompt.n:
             metrics.request_cached_tokens.observe(record.cached.n, engine_id=engine_id)
             metrics.request_cache_hit_ratio.observe(record.cached.n / record.prompt.n, engine_id=engine_id)

@@ -127,7 +127,8 @@ def block_spans(entries: Sequence[Entry], num_prompt_tokens: int) -> tuple[Block
     for entry in entries:
         if type(entry) is Admission:
             for end, tier in _reused_runs(entry):
-                cover(covered, end, BlockSource.REUSED, tier)
+                is_moved = tier is Tier.PEER
+                cover(covered, end, BlockSource.MOVED if is_moved else BlockSource.REUSED, None if is_moved else tier)
             cover(entry.read, entry.read + entry.copied, BlockSource.COPIED)
         elif type(entry) is Span:
             cover(entry.start, entry.end, BlockSource.COMPUTED)

@@ -7,7 +7,7 @@ request's numbers have that of its first admission (`collectors.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -17,7 +17,7 @@ from ..cache_insight.cache_watch import CacheWatch
 from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
 from ..messages.tiers import Tier
-from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, Value
+from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, EngineText, Value
 from .prompt_account import TIERS, UNATTRIBUTED
 from .tier_metrics import TierMetrics
 
@@ -47,6 +47,9 @@ class Metrics:
         )
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
+        self.moved_tokens = counter(
+            "moved_tokens", "Prompt tokens whose KV came from another engine, by the engine that got it."
+        )
         self.steps = counter("engine_steps", "Steps that engines have reported.")
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
         self.pins_yielded = counter("pins_yielded", "Pinned prefixes dropped early, because blocks ran out.")
@@ -160,6 +163,10 @@ class Metrics:
     def show_cache(self, cache: CacheWatch) -> None:
         """Show how the prefix cache was used lately."""
         self.registry.register(CacheCollector(self._model, cache))
+
+    def show_roles(self, look_up: Callable[[], Mapping[int, str]]) -> None:
+        """Show what each engine is for. `look_up` returns the role of each engine that there is, by its id."""
+        self.registry.register(EngineText("engine_role", "What the engine is for.", self._labels, "role", look_up))
 
     def count_cached(self, by_tier: Mapping[str, int], engine_id: int | None) -> None:
         for tier, num_tokens in by_tier.items():

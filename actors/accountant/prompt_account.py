@@ -5,7 +5,8 @@
 A grant from the device settles at once, one from a lower tier with the first token: until then a load can fail, and
 tokens that failed to load are computed, not reused.
 
-What must always hold: `cached` is the sum of its tiers; once settled it does not change; nothing is clamped.
+What must always hold: `cached` is the sum of its tiers, none of which is another engine; once settled it does not
+change; nothing is clamped.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PromptAccount:
     withdrawn: bool = False
     """The journal had no room for its record: it is not reported."""
     reused: int = 0
-    """Granted tokens, less those revised."""
+    """Granted tokens, less those that came from another engine, and those revised."""
     tiers: dict[str, int] = attrs.field(factory=dict)
     estimated: int | None = None
     """What a router expected to be reused, if there is one."""
@@ -51,10 +52,22 @@ class PromptAccount:
 
     def admit(self, admission: Admission) -> None:
         self.admission = admission
-        self.reused = admission.reused or 0
-        self.tiers = {DEVICE: self.reused} if admission.tiers is None else dict(admission.tiers)
+        reused = admission.reused or 0
+        self.reused = reused - admission.moved(reused).total
+        tiers = {DEVICE: self.reused} if admission.tiers is None else admission.tiers
+        self.tiers = {tier: num_tokens for tier, num_tokens in tiers.items() if tier != Tier.PEER}
         lower = any(num_tokens for tier, num_tokens in self.tiers.items() if tier != DEVICE)
         self.settled = admission.reused is not None and not lower
+
+    def revise(self, tier: str, num_tokens: int) -> str | None:
+        """Take tokens out of those reused, since they could not be loaded. Return what is wrong with that, if it is."""
+        if self.settled:
+            return " after they were reported"
+        if not 0 <= num_tokens <= self.tiers.get(tier, 0):
+            return ", which were not granted"
+        self.reused -= num_tokens
+        self.tiers[tier] = self.tiers.get(tier, 0) - num_tokens
+        return None
 
     def pin(self, num_tokens: int) -> None:
         self.num_pinned = max(self.num_pinned, num_tokens)

@@ -1,6 +1,9 @@
-"""The physical work done for one sequence: which positions were read from cache, computed, restored or recomputed.
+"""The physical work done for one sequence: which positions were read from cache, computed, moved, restored, recomputed.
 
-Part of an `Account`. Pure.
+Part of an `Account`. Pure. Positions that came from another engine are `moved`: work of their own, which covers nothing
+again. They keep the first coverage that they have from the engine that computed or read them; what nobody is known to
+have covered is restored. The same is true of everything that an engine finds when it takes a sequence over with its
+blocks (side `decode`), also of what it had before.
 
     reused == read, copied <= copyable                     at every admission
     prompt  == read + computed_first + restored_first  once a sequence has finished (<= if it was cut short)
@@ -9,6 +12,8 @@ A mismatch is never clamped: `problems` names it and the account is disputed.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import attrs
 
@@ -33,15 +38,20 @@ class SequenceAccount:
     """Incarnations of the engines that died while they held the sequence."""
     counts_reuse: bool = True
     """Whether its engine reports what it reuses."""
-    is_admitted: bool = False
     has_spans: bool = False
     read: int = 0
     """Positions first covered by what the executor confirmed at the first admission."""
     computed_first: int = 0
     restored_first: int = 0
-    """Positions first covered by a cache hit at a later admission, or by copying a block."""
+    """Positions first covered by a cache hit at a later admission, by copying a block, or by another engine's block."""
     recomputed: int = 0
     """Positions covered again, outputs included."""
+    moved: Counter[int | None] = attrs.field(factory=Counter)
+    """Prompt positions that came from another engine, by the id of the engine that they came to."""
+    first_admission: Admission | None = None
+    """The first one that may be a hit..."""
+    last_admission: Admission | None = None
+    """...and the last of all."""
     admissions: list[Admission] = attrs.field(factory=list)
     """Those of an engine that counts what it reuses."""
     num_revised: int = 0
@@ -59,27 +69,62 @@ class SequenceAccount:
         if admission.number != previous + 1:
             self.mismatches.append(f"admission {admission.number} follows {previous}")
         self.num_admissions[admission.side] = admission.number
-        if admission.side is Side.PREFILL and not self.is_admitted:
-            self.is_admitted = True
-            new = self.covered.add(0, admission.read)
-            self.read = new
-            self.recomputed += admission.read - new
+        is_first = admission.side is Side.PREFILL and not self.is_admitted
+        if is_first:
+            self.first_admission = admission
             self.counts_reuse = admission.reused is not None
-        else:
-            self._restore(0, admission.read)
-        self._restore(admission.read, admission.read + admission.copied)
+        self.last_admission = admission
+        takes_over = admission.side is Side.DECODE and admission.number == 1
+        moved = admission.moved(admission.read)
+        for start, end in moved.intervals:
+            self._receive(start, end)
+            self.moved[admission.engine_id] += self._in_prompt(start, end)
+        for start, end in moved.gaps(admission.read):
+            if is_first:
+                self._read_first(start, end)
+            elif takes_over:
+                self._receive(start, end)
+            else:
+                self._restore(start, end)
+        copied_to = admission.read + admission.copied
+        (self._receive if takes_over else self._restore)(admission.read, copied_to)
         if admission.reused is not None:
             self.admissions.append(admission)
         return True
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.first_admission is not None
+
+    @property
+    def continued_by(self) -> Admission | None:
+        """Its last admission, if that was by another process of an engine than the first one."""
+        first, last = self.first_admission, self.last_admission
+        return last if first and last and first.incarnation != last.incarnation else None
 
     def compute(self, start: int, end: int) -> None:
         """Book one span whose KV a step wrote."""
         self.has_spans = True
         self.computed_first += self._cover(start, end)
 
+    def _read_first(self, start: int, end: int) -> None:
+        """Book positions that the first admission found in the cache."""
+        new = self.covered.add(start, end)
+        self.read += new
+        self.recomputed += end - start - new
+
     def _restore(self, start: int, end: int) -> None:
-        """Book positions that an admission found computed."""
+        """Book positions that a later admission found computed."""
         self.restored_first += self._cover(start, end)
+
+    def _receive(self, start: int, end: int) -> None:
+        """Book positions that were computed elsewhere for this sequence: no work is done again."""
+        boundary = self.num_prompt_tokens
+        self.restored_first += self.covered.add(start, min(end, boundary))
+        self.covered.add(max(start, boundary), end)
+
+    def _in_prompt(self, start: int, end: int) -> int:
+        return max(0, min(end, self.num_prompt_tokens) - start)
 
     def _cover(self, start: int, end: int) -> int:
         """Cover positions, and return how many of the prompt were not covered before: only these have to add up."""
@@ -102,6 +147,8 @@ class SequenceAccount:
                 problems.append(
                     f"admission {admission.number}: copyable {admission.copyable}, copied {admission.copied}"
                 )
+            if (num_moved := admission.num_said_moved) > admission.reused:
+                problems.append(f"admission {admission.number}: reused {admission.reused}, moved {num_moved}")
         if not self.counts_reuse and not self.has_spans:
             return problems  # this engine reports no work at all
         covered = self.read + self.computed_first + self.restored_first

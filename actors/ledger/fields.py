@@ -70,12 +70,15 @@ class FlatRecord(msgspec.Struct, kw_only=True):
     computed_tokens: int
     restored_tokens: int
     recomputed_tokens: int
+    moved_tokens: int
     disputed: bool
     miss_reason: str | None
     miss_token: int | None
     cache_misses: str
     engine: int | None
     engine_incarnation: int | None
+    decode_engine: int | None
+    decode_incarnation: int | None
     engine_deaths: int
     router_estimate_tokens: int | None
     seed: int | None

@@ -101,6 +101,7 @@ class Sum:
     computed_tokens: int = 0
     restored_tokens: int = 0
     recomputed_tokens: int = 0
+    moved_tokens: int = 0
     estimated_prompt_tokens: int = 0
     estimated_cached_tokens: int = 0
     estimated_cache_write_tokens: int = 0
@@ -114,6 +115,7 @@ _PLAIN: Final = (
     "computed_tokens",
     "restored_tokens",
     "recomputed_tokens",
+    "moved_tokens",
 )
 _COUNTS: Final = ("prompt", "cached", "cache_write")
 _REQUESTS: Final = ("num_requests", "num_admitted", "num_disputed")

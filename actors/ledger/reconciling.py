@@ -128,6 +128,7 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
         **{f'cached_tokens_total{{tier="{tier}"}}': getattr(total, f"cached_{tier}_tokens") for tier in TIERS},
         "generation_tokens_total": total.completion_tokens,
         "recomputed_tokens_total": total.recomputed_tokens,
+        "moved_tokens_total": total.moved_tokens,
         **{f'requests_total{{outcome="{outcome}"}}': by_outcome.get(outcome, 0) for outcome in Outcome},
         DISPUTED: total.num_disputed,
     }

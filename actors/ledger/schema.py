@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from .fields import TIERS
 
-HEAD: Final = "0007"
+HEAD: Final = "0008"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -55,7 +55,9 @@ records: Final = sa.Table(
     *_numbers("miss_token", nullable=True),
     *_texts("cache_misses"),
     *_numbers("engine", "engine_incarnation", "router_estimate_tokens", "seed", nullable=True),
+    *_numbers("decode_engine", "decode_incarnation", nullable=True),
     sa.Column("engine_deaths", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("moved_tokens", sa.BigInteger, nullable=False, server_default="0"),
     *_texts("fault", "upstream_usage", nullable=True),
     sa.Column("completion_kind", sa.Text, nullable=False, server_default="known"),
     sa.Column("recovered", sa.Boolean, nullable=False),

@@ -23,6 +23,8 @@ class BlockSource(StrEnum):
     REUSED = "reused"
     COPIED = "copied"
     """From a part of a cached block. Not counted as cached."""
+    MOVED = "moved"
+    """From another engine. Not counted as cached."""
     COMPUTED = "computed"
 
 

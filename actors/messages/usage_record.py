@@ -54,12 +54,20 @@ class UsageRecord:
     """Prompt positions that this request computed first."""
     restored_tokens: int = 0
     recomputed_tokens: int = 0
+    moved_tokens: int = 0
+    """Prompt positions whose KV came from another engine, summed over its sequences. Neither hits nor writes, and never
+    billed."""
     disputed: bool = False
     cache_misses: tuple[CacheMiss, ...] = ()
     engine: int | None = None
     """The id of the engine that admitted it first. None in records of older servers."""
     incarnation: int | None = None
     """Which of the processes started so far that engine was."""
+    decode_engine: int | None = None
+    """The engine that continued it last, after its first one had computed its prompt, was to end, or had died. None:
+    the first one did everything, or the record is an older server's."""
+    decode_incarnation: int | None = None
+    """Which of the processes started so far that was."""
     router_estimate: int | None = None
     """The cached tokens that the router expected, if it chose among several engines. Never told to clients in place of
     a count, and never billed."""

@@ -73,6 +73,7 @@ def test_sums(tmp_path_factory: pytest.TempPathFactory) -> None:
         "prefix_cache_hits_total": [record.cached_tokens for record in records.values()],
         'cached_tokens_total{tier="device"}': [record.cached_tokens for record in records.values()],
         "generation_tokens_total": [record.completion_tokens for record in records.values()],
+        "moved_tokens_total": [record.moved_tokens for record in records.values()],
         "recomputed_tokens_total": [record.recomputed_tokens for record in records.values()],
         **{
             f'requests_total{{outcome="{outcome}"}}': [record.outcome is outcome for record in records.values()]

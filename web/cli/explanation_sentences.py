@@ -36,6 +36,7 @@ SOURCES = {
     "disk": "loaded from disk",
     "remote": "loaded from a remote cache",
     "copied": "copied from a part of a cached block",
+    "moved": "moved from another engine",
     "computed": "computed",
 }
 
@@ -71,7 +72,7 @@ def _covered_again(usage: dict[str, Any]) -> Iterator[str]:
     if _is_count(restored := usage.get("restored_tokens")) and restored:
         yield f"{_tokens(restored)} {_were(restored)} found in the cache after an interruption."
     if _is_count(again := usage.get("recomputed_tokens")) and again:
-        yield f"{_tokens(again)} {_were(again)} computed again after an interruption."
+        yield f"{_tokens(again)} {_were(again)} computed again after an interruption, or on another engine."
 
 
 def _of_prompt(prompt: dict[str, Any]) -> Iterator[str]:

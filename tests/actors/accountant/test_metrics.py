@@ -23,6 +23,7 @@ LISTED: dict[str, tuple[str, set[str]]] = {
     "quipu:prefix_cache_queries_total": ("counter", MODEL),
     "quipu:prefix_cache_hits_total": ("counter", MODEL),
     "quipu:recomputed_tokens_total": ("counter", MODEL),
+    "quipu:moved_tokens_total": ("counter", MODEL),
     "quipu:usage_disputed_total": ("counter", MODEL),
     "quipu:requests_total": ("counter", MODEL | {"outcome"}),
     "quipu:request_cached_tokens": ("histogram", MODEL),

@@ -59,10 +59,13 @@ anything = st.builds(
     computed_tokens=numbers,
     restored_tokens=numbers,
     recomputed_tokens=numbers,
+    moved_tokens=numbers,
     disputed=st.booleans(),
     cache_misses=misses,
     engine=st.none() | numbers,
     incarnation=st.none() | numbers,
+    decode_engine=st.none() | numbers,
+    decode_incarnation=st.none() | numbers,
     num_engine_deaths=numbers,
     router_estimate=st.none() | numbers,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
@@ -201,7 +204,7 @@ def test_defaults_never_change() -> None:
         "reasoning_tokens",
         "computed_tokens",
     )
-    zero += ("restored_tokens", "recomputed_tokens", "num_choices", "engine_deaths")
+    zero += ("restored_tokens", "recomputed_tokens", "moved_tokens", "num_choices", "engine_deaths")
     expected: dict[str, Any] = dict.fromkeys(FIELD_NAMES) | dict.fromkeys(zero, 0)
     expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}
     expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": ""}

@@ -41,12 +41,14 @@ class OldSchema:
         with engine.begin() as connection:
             for name in self.later_fields:
                 connection.execute(sa.text(f"alter table usage_records drop column {name}"))
-            connection.execute(sa.text("alter table ledger_sources drop column retention_clock"))
+            if self.version < "0007":
+                connection.execute(sa.text("alter table ledger_sources drop column retention_clock"))
             connection.execute(sa.text(f"update alembic_version set version_num = '{self.version}'"))
         engine.dispose()
 
 
-PASSED_ON = ("completion_kind", "upstream_usage")
+MOVED = ("moved_tokens", "decode_engine", "decode_incarnation")
+PASSED_ON = ("completion_kind", "upstream_usage", *MOVED)
 ROUTED = ("engine", "router_estimate_tokens", *PASSED_ON)
 OLDER = [
     OldSchema("0001", ("seed", "fault", "engine_deaths", *ROUTED)),
@@ -54,7 +56,8 @@ OLDER = [
     OldSchema("0003", ("engine_deaths", *ROUTED)),
     OldSchema("0004", ROUTED),
     OldSchema("0005", PASSED_ON),
-    OldSchema("0006", ()),
+    OldSchema("0006", MOVED),
+    OldSchema("0007", MOVED),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 
@@ -141,5 +144,5 @@ def test_upgrade_in_postgres(postgres: Postgres, older: OldSchema) -> None:
     migrate(engine)
     with engine.connect() as connection:
         names = {column["name"] for column in sa.inspect(connection).get_columns("usage_records")}
-    assert {"seed", "fault"} <= names
+    assert {"seed", "fault", *MOVED} <= names
     engine.dispose()

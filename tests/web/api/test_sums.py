@@ -192,6 +192,7 @@ def check_counters(records: list[UsageRecord], counters: dict[str, float]) -> No
         assert counters[f'cached_tokens_total{{tier="{tier}"}}'] == in_tier
     assert counters["generation_tokens_total"] == sum(record.completion_tokens for record in records)
     assert counters["recomputed_tokens_total"] == sum(record.recomputed_tokens for record in records)
+    assert counters["moved_tokens_total"] == sum(record.moved_tokens for record in records)
     for outcome in Outcome:
         number = sum(record.outcome is outcome for record in records)
         assert counters[f'requests_total{{outcome="{outcome}"}}'] == number

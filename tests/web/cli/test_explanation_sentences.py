@@ -35,7 +35,7 @@ def test_sentences() -> None:
     assert list(sentences(EXPLANATION)) == [
         "Request req-a had 1,357 tokens in its prompt, of which 1,104 (81%) came from the cache.",
         "1 token was found in the cache after an interruption.",
-        "32 tokens were computed again after an interruption.",
+        "32 tokens were computed again after an interruption, or on another engine.",
         "The cached part ends at token 1,117, in message 1 (system), part 3.",
         REASONS["evicted"],
         "Request req-b took its place.",

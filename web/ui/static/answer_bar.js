@@ -11,6 +11,7 @@ const NAMES = {
   disk: "from cache on disk",
   remote: "from a remote cache",
   copied: "copied",
+  moved: "from another engine",
   computed: "computed",
 };
 

@@ -28,7 +28,7 @@ export function explainInWords(usage, prompt) {
   } else if (prompt) {
     words.push(REASONS.none);
   }
-  if (prompt?.recomputed_tokens) words.push(`${count(prompt.recomputed_tokens)} tokens were computed twice, after a preemption.`);
+  if (prompt?.recomputed_tokens) words.push(`${count(prompt.recomputed_tokens)} tokens were computed twice: after a preemption, or on a second engine.`);
   if (prompt?.lost_to_rounding) {
     words.push(`${count(prompt.lost_to_rounding)} more tokens were the same, but do not fill a block.`);
   }
