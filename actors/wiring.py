@@ -229,7 +229,9 @@ async def open_runtime(
             await tokenizer.run(encodes)
 
         async def run_router() -> None:
-            dispatch = Dispatch(route_store, engines, sequences, accounts, resume_on=config.resume_on)
+            dispatch = Dispatch(
+                route_store, engines, sequences, accounts, config.resume_on, config.prefill_local_tokens
+            )
             await Router(route_store, dispatch).run(routes)
 
         def record_router_death() -> str | None:

@@ -27,7 +27,7 @@ from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.detokenizer.output_format import choose_format
-from quipu.actors.engine.engine import Engine, LoopHost
+from quipu.actors.engine.engine import Engine, LoopHost, loop_hosts
 from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.handler import Closed, Delta, Started
@@ -289,10 +289,14 @@ async def small_runtime(
         executor.backend.dials = dials
         return executor
 
+    def make_any(_: int) -> LoopHost:
+        return make_host(config.engine, load)
+
+    hosts = loop_hosts(config.engine, load) if make_host is LoopHost else make_any
     async with open_with_kept_vocabulary(
         config,
         serving_info(config),
-        lambda _: make_host(config.engine, load),
+        hosts,
         journal=journal,
         make_accountant=make_accountant,
         make_tokenizer=make_tokenizer,

@@ -66,7 +66,8 @@ class Setting:
     """Its name in the config."""
     reader: str = ""
     """Which reader of `web/cli/setting_flags.py` takes its value: `integer`, `number`, `text`, `switch` (on or off),
-    `size` (bytes), `kv_events` and `resources` (JSON objects), `engines` (a number, or `ray:` and a number)."""
+    `size` (bytes), `kv_events` and `resources` (JSON objects), `engines` (a number, or numbers by role; on a cluster
+    after `ray:`)."""
     flags: tuple[str, ...]
     """The first names it; the others are aliases."""
     default: Any

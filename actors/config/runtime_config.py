@@ -14,6 +14,7 @@ import attrs
 from .cluster_config import ClusterConfig
 from .declarations import setting, settings_of
 from .engine_config import EngineConfig
+from .engine_roles import EngineRole, why_no_roles
 from .upstream_config import UpstreamConfig
 
 MAX_ENGINES = 1024
@@ -123,12 +124,24 @@ class RuntimeConfig:
         minimum=0,
         maximum=MAX_ENGINES,
         reader="engines",
-        metavar="N|ray:N",
-        help="number of engine processes, to which prompts are routed (docs/operate/many-engines.md); with `ray:` "
-        "they run on the nodes of a Ray cluster (docs/operate/many-machines.md)",
+        metavar="N|ROLE:N,...|ray:...",
+        help="number of engine processes, to which prompts are routed (docs/operate/many-engines.md), or numbers by "
+        "role (`prefill:1,decode:3`; `mixed` does both); with `ray:` they run on the nodes of a Ray cluster "
+        "(docs/operate/many-machines.md)",
         resolved="1, or 0 if there is an --upstream",
         group="router",
         key="engines",
+    )
+    engine_roles: tuple[EngineRole, ...] = ()
+    """Of the engines that are started first, in the order of their ids. Empty: all are mixed."""
+    prefill_local_tokens: int = setting(
+        256,
+        "--prefill-local-tokens",
+        minimum=0,
+        metavar="N",
+        help="with roles: tokens of a prompt that an engine for decoding computes itself rather than leave the prompt "
+        "to one for prefill; 0: none, unless all blocks of the prompt are cached there",
+        group="router",
     )
     min_engines: int = setting(
         0,
@@ -245,6 +258,15 @@ class RuntimeConfig:
     def autoscales(self) -> bool:
         """Whether the number of engines follows the load."""
         return self.min_engines < self.max_engines
+
+    @property
+    def why_no_roles(self) -> str | None:
+        """Why engines cannot have roles, if they cannot."""
+        return why_no_roles(resumes=self.on_engine_death == "resume", autoscales=self.autoscales)
+
+    def role_of(self, engine_id: int) -> EngineRole:
+        """Return the role that an engine has when the server starts."""
+        return self.engine_roles[engine_id] if engine_id < len(self.engine_roles) else EngineRole.MIXED
 
 
 SETTINGS = (*settings_of(EngineConfig), *settings_of(RuntimeConfig), *settings_of(ClusterConfig))

@@ -3,8 +3,9 @@
 Run from `wiring` if the number of engines may change by itself. It adds and removes engines as an operator would, so it
 does not matter where their processes run.
 
-What must always hold: an engine that is removed ends its own requests; nothing waits between a look and the change that
-follows from it; a server that shuts down is left as it is.
+What must always hold: no request is computed again because an engine is removed: others fetch its blocks or, where they
+cannot, it ends its own requests; nothing waits between a look and the change that follows from it; a server that shuts
+down is left as it is.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Autoscaler:
     def _remove(self, decision: Remove) -> None:
         engine_id = decision.engine_id
         log.info("engine.scaled_down", engine_id=engine_id, reason=decision.reason, **attrs.asdict(decision.seen))
-        self._control.drain(engine_id, DrainMode.FINISH, None)
+        ready = self._engines[engine_id].ready
+        has_peers = ready is not None and bool(ready.peer_address)
+        self._control.drain(engine_id, DrainMode.MOVE if has_peers else DrainMode.FINISH, None)
         self._count_change("down")
 
 

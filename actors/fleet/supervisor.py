@@ -120,6 +120,8 @@ class EngineLink:
         report = msgspec.structs.replace(message, engine_id=engine.engine_id, incarnation=self.incarnation)
         self.has_progressed |= bool(report.span_ids)
         engine.note(report)
+        if report.admitted_ids:
+            self._desk.sequences.note_admitted(report.admitted_ids, self.incarnation)
         self._router.post(report)
         if may_deliver_now and self._accountant.deliver_now(report):
             return
@@ -138,7 +140,16 @@ class EngineLink:
         longest = min(lengths, default=desk.info.max_model_len)
         desk.info = attrs.evolve(desk.info, num_blocks=ready.num_blocks, max_model_len=longest, engine=ready)
         self._show_ready(engine)
-        self._router.post(EngineUp(engine.engine_id, self.incarnation, engine.num_blocks, ready.numerics))
+        self._router.post(
+            EngineUp(
+                engine.engine_id,
+                self.incarnation,
+                engine.num_blocks,
+                ready.numerics,
+                engine.role,
+                ready.peer_address,
+            )
+        )
         self._ready.set()
 
     def _check_numerics(self, ready: EngineReady) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from ..config.engine_roles import EngineRole
+
 
 @attrs.frozen
 class EngineUp:
@@ -14,6 +16,17 @@ class EngineUp:
     num_blocks: int
     """Without the null block."""
     numerics: str
+    role: EngineRole = EngineRole.MIXED
+    peer_address: str = ""
+    """Where other engines may fetch its blocks; empty: nowhere."""
+
+
+@attrs.frozen
+class RoleChanged:
+    """An engine is for something else from now on. What it holds, it completes."""
+
+    engine_id: int
+    role: EngineRole
 
 
 @attrs.frozen

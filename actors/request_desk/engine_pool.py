@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from ..channel import Channel
+from ..config.engine_roles import EngineRole
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp
 from ..messages.peers import EndFetch, Fetch
@@ -21,7 +22,10 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
 from .health import EngineState, EngineStatus, Health, State, UnknownEngine
 
-EngineMessage = Submit | Abort | ResetPrefixCache | LookUp | Fetch | EndFetch
+SequenceMessage = Submit | Abort | ResetPrefixCache | LookUp
+"""What the router receives for engines..."""
+EngineMessage = SequenceMessage | Fetch | EndFetch
+"""...and what engines receive."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -47,6 +51,7 @@ class PooledEngine(PoolMember):
     health: Health = attrs.field(factory=lambda: Health(State.STARTING, 0, "the engine is loading"))
     ready: EngineReady | None = None
     """What it found out when it last became ready."""
+    role: EngineRole = EngineRole.MIXED
     is_closing: bool = False
     num_running: int = 0
     num_waiting: int = 0
@@ -101,6 +106,7 @@ class PooledEngine(PoolMember):
             blocks_used=self.num_used_blocks,
             blocks_total=self.num_blocks,
             deaths=self.num_deaths,
+            role=self.role,
         )
 
 
@@ -132,10 +138,10 @@ class EnginePool:
         except KeyError:
             raise UnknownEngine(f"There is no engine {engine_id}.") from None
 
-    def add(self) -> PooledEngine:
+    def add(self, role: EngineRole = EngineRole.MIXED) -> PooledEngine:
         engine_id = self.new_id()
         self._num_added += 1
-        engine = self._engines[engine_id] = PooledEngine(engine_id=engine_id)
+        engine = self._engines[engine_id] = PooledEngine(engine_id=engine_id, role=role)
         return engine
 
     def new_id(self) -> int:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import attrs
 
+from ..config.engine_roles import EngineRole
 from ..messages.supervisor import EngineReady
 
 
@@ -58,6 +59,7 @@ class EngineStatus:
     blocks_total: int = 0
     """KV blocks without the null block; 0 until it is ready."""
     deaths: int = 0
+    role: EngineRole = EngineRole.MIXED
 
 
 class DrainMode(StrEnum):
@@ -65,6 +67,7 @@ class DrainMode(StrEnum):
 
     FINISH = "finish"  # it ends them itself; when the time is up, the rest is handed over
     HAND_OVER = "hand_over"  # other engines resume them
+    MOVE = "move"  # other engines resume them, with their blocks
 
 
 class UnknownEngine(Exception):

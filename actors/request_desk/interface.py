@@ -15,6 +15,7 @@ from typing import Protocol
 import attrs
 
 from ..cache_insight.cache_watch import CacheWatch
+from ..config.engine_roles import EngineRole
 from ..messages.accountant import Caller
 from ..messages.explanations import Explanation
 from ..messages.handler import LookedUp
@@ -160,8 +161,11 @@ class Ticket(Protocol):
 
 
 class EngineControl(Protocol):
-    def add(self, count: int) -> tuple[int, ...]:
-        """Start further engines, and return their ids. They serve when they are ready."""
+    def add(self, count: int, role: EngineRole = EngineRole.MIXED) -> tuple[int, ...]:
+        """Start further engines, and return their ids. They serve when they are ready. Raises RolesRefused."""
+
+    def set_role(self, engine_id: int, role: EngineRole) -> None:
+        """Change what an engine is for from now on. What it holds, it completes. Raises UnknownEngine, RolesRefused."""
 
     def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False) -> None:
         """Send an engine no more prompts, and end and remove it once it holds nothing.

@@ -9,8 +9,18 @@ from collections.abc import Sequence
 
 import attrs
 
+from ..messages.peers import Peer
 from ..messages.scheduler import Submit
+from .engine_pool import PooledEngine
 from .open_requests import OpenRequest
+
+
+@attrs.frozen
+class FormerEngine:
+    """An engine that a sequence has left, and which may still have its blocks."""
+
+    peer: Peer
+    incarnation: int
 
 
 @attrs.define(eq=False)
@@ -22,11 +32,23 @@ class LiveSequence:
     incarnation: int | None = None
     """The engine that holds it; None while it is queued, or waits for a search to end."""
     engine_id: int | None = None
+    held_at: FormerEngine | None = None
+    """Where that engine's blocks can be fetched; None: nowhere."""
     has_slot: bool = False
     numerics: str | None = None
     """Of the last engine that held it."""
     is_handed_over: bool = False
     """Its engine was told to end it, so that another one resumes it."""
+    ends_after_prefill: bool = False
+    """Its engine ends it with its first token by itself, likewise."""
+    moves: bool = False
+    """The next engine may fetch its blocks from this one."""
+    former: FormerEngine | None = None
+    """The last engine that it left with its blocks."""
+    is_moving: bool = False
+    """It has left `former`, and no other engine has admitted it."""
+    leaves_as_planned: bool = False
+    """It has left an engine that was to compute its prompt alone, and no other has taken it."""
     aborted: bool = False
     has_ended: bool = False
     """The engine has drawn its last token."""
@@ -40,6 +62,29 @@ class LiveSequence:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def needs_no_prompt(self) -> bool:
+        """Whether everything that its client wants of its prompt was reported, so that cached blocks will do."""
+        is_scored = self.submit.sampling.prompt_logprobs is None or self.num_scored >= len(self.submit.prompt_token_ids)
+        return bool(self.output_token_ids) and is_scored
+
+    def left(self, engine: PooledEngine) -> bool:
+        """Whether this is the engine that it left with its blocks."""
+        return self.former is not None and self.former.peer.engine_id == engine.engine_id
+
+    def leave(self) -> None:
+        """Note that its engine has ended it, so that another one resumes it."""
+        self.leaves_as_planned = self.ends_after_prefill and not self.is_handed_over
+        self.is_moving = self.moves and self.held_at is not None
+        if self.is_moving:
+            self.former = self.held_at
+        self.forget_engine()
+
+    def forget_engine(self) -> None:
+        """Note that no engine holds it."""
+        self.incarnation = self.engine_id = self.held_at = None
+        self.is_handed_over = self.ends_after_prefill = self.moves = False
 
 
 @attrs.frozen
@@ -73,6 +118,8 @@ def submit_again(sequences: Sequence[LiveSequence]) -> list[Submit]:
                 submit,
                 output_token_ids=list(live.output_token_ids),
                 num_scored=live.num_scored,
+                reads_cache=submit.reads_cache or live.needs_no_prompt,
+                peer=None if live.former is None else live.former.peer,
                 is_resumed=True,
                 num_to_come=num_to_come,
                 tokens_to_come=tokens_to_come,

@@ -21,19 +21,20 @@ import attrs
 import trio
 
 from ..messages.block_manager import LookUp
+from ..messages.peers import Peer
 from ..messages.router import SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
-from .engine_pool import EngineMessage, PooledEngine
-from .live_sequence import LiveSequence, TakenBack, submit_again
+from .engine_pool import EngineMessage, PooledEngine, SequenceMessage
+from .live_sequence import FormerEngine, LiveSequence, TakenBack, submit_again
 from .lookups import Lookups
 from .open_requests import OpenRequest
 from .suspects import Suspects
 
 
 class RouterInbox(Protocol):
-    def post(self, item: EngineMessage | SequenceEnded, /) -> None: ...
+    def post(self, item: SequenceMessage | SequenceEnded, /) -> None: ...
 
-    def post_first(self, items: Sequence[EngineMessage], /) -> None: ...
+    def post_first(self, items: Sequence[SequenceMessage], /) -> None: ...
 
 
 class LiveSequences:
@@ -170,8 +171,8 @@ class LiveSequences:
         in_step = None if step_ids is None else {live.request_id for i, live in rest.items() if i in step_ids}
         verdict = self._suspects.on_death(list(dict.fromkeys(live.request_id for live in rest.values())), in_step)
         for sequence_id, live in taken.items():
-            live.incarnation, live.engine_id, live.num_computed = None, None, held[sequence_id]
-            live.is_handed_over = False
+            live.num_computed = held[sequence_id]
+            live.forget_engine()
         culprits = [i for i, live in rest.items() if live.request_id == verdict.culprit]
         resumed = [i for i in rest if i not in culprits]
         again = dict(zip(resumed, submit_again([rest[i] for i in resumed]), strict=True))
@@ -203,7 +204,8 @@ class LiveSequences:
     async def take_for(self, engine: PooledEngine, incarnation: int) -> list[EngineMessage]:
         """Wait for messages and take all that are queued for an engine, which from then on holds their sequences."""
         messages = await engine.queue.receive_all()
-        numerics = "" if engine.ready is None else engine.ready.numerics
+        numerics, address = ("", "") if engine.ready is None else (engine.ready.numerics, engine.ready.peer_address)
+        held_at = FormerEngine(Peer(engine.engine_id, address), incarnation) if address else None
         resumed: dict[str, bool] = {}
         wanted: list[EngineMessage] = []
         for message in messages:
@@ -212,9 +214,11 @@ class LiveSequences:
             wanted.append(message)
             if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
                 self._free_slot(live)
-                if message.is_resumed:
+                if message.is_resumed and not live.leaves_as_planned:
                     resumed[live.request_id] = live.numerics in (None, numerics)
                 live.incarnation, live.engine_id, live.numerics = incarnation, engine.engine_id, numerics
+                live.held_at, live.leaves_as_planned = held_at, False
+                live.ends_after_prefill = live.moves = message.ends_after_prefill
         for is_same in resumed.values():
             self.on_resumed(1, is_same)
         return wanted
@@ -239,6 +243,21 @@ class LiveSequences:
         while len(engine.queue) or any(live.engine_id == engine.engine_id for live in self._live.values()):
             await self._released.wait()
 
+    async def until_moved(self, engine: PooledEngine) -> None:
+        """Wait until no sequence that has left an engine with its blocks may still fetch them."""
+        while any(live.is_moving and live.left(engine) for live in self._live.values()):
+            await self._released.wait()
+
+    def note_admitted(self, sequence_ids: Iterable[int], incarnation: int) -> None:
+        """Note that an engine has admitted sequences: what it wanted of their blocks it has."""
+        has_moved = False
+        for sequence_id in sequence_ids:
+            live = self._live.get(sequence_id)
+            if live is not None and live.is_moving and live.incarnation == incarnation:
+                live.is_moving, has_moved = False, True
+        if has_moved:
+            self.note_released()
+
     def note_released(self) -> None:
         """Have everybody who waits for an engine look again."""
         released, self._released = self._released, trio.Event()
@@ -247,28 +266,33 @@ class LiveSequences:
     def requests_on(self, engine: PooledEngine) -> set[str]:
         return {live.request_id for live in self._live.values() if live.engine_id == engine.engine_id}
 
-    def hand_over(self, engine: PooledEngine, sequence_ids: Iterable[int]) -> int:
-        """Have an engine end those of these sequences that it holds, so that others resume them; return how many."""
+    def hand_over(self, engine: PooledEngine, sequence_ids: Iterable[int], *, with_blocks: bool = False) -> int:
+        """Have an engine end those of these sequences that it holds, so that others resume them; return how many.
+
+        `with_blocks`: the others may fetch their blocks from it, so it must not end before `until_moved` returns.
+        """
         num_handed_over = 0
         for sequence_id in sequence_ids:
             live = self._live.get(sequence_id)
             if live is None or live.engine_id != engine.engine_id:
                 continue
             if not (live.aborted or live.has_ended or live.is_handed_over):
-                live.is_handed_over = True
+                live.is_handed_over, live.moves = True, with_blocks
                 num_handed_over += 1
                 engine.queue.post(Abort(sequence_id))
         return num_handed_over
 
     def resume_elsewhere(self, sequence_id: int) -> bool:
-        """Submit a sequence again that an engine has ended because it was to be handed over.
+        """Submit a sequence again that an engine has ended so that another one resumes it.
 
         Returns False for one that has ended for good, or has no such engine.
         """
         live = self._live.get(sequence_id)
-        if live is None or not live.is_handed_over or live.aborted or live.has_ended or not self._resumes:
+        if live is None or live.aborted or live.has_ended or not self._resumes:
             return False
-        live.is_handed_over, live.incarnation, live.engine_id = False, None, None
+        if not (live.is_handed_over or live.ends_after_prefill):
+            return False
+        live.leave()
         (again,) = submit_again([live])
         # those of its group that follow are not announced a second time
         self._channel.post_first([attrs.evolve(again, num_to_come=0, tokens_to_come=0)])

@@ -18,17 +18,19 @@ import attrs
 
 from ..cache_insight.cache_figures import HeldBlocks
 from ..channel import Channel, Poster
+from ..config.engine_roles import EngineRole, are_apart
 from ..messages.accountant import StepReport
-from ..messages.router import EngineClosing, EngineDown, EngineUp, SequenceEnded
+from ..messages.peers import Peer
+from ..messages.router import EngineClosing, EngineDown, EngineUp, RoleChanged, SequenceEnded
 from ..messages.scheduler import Submit
-from ..request_desk.engine_pool import EngineMessage
+from ..request_desk.engine_pool import EngineMessage, SequenceMessage
 from .routing import Route, Routing
 
 MAX_DEATHS = 2
 """Deaths of one message after which it is handled in the simplest way."""
 
-EngineNews = StepReport | EngineUp | EngineDown | EngineClosing | SequenceEnded
-RouterMessage = EngineMessage | EngineNews
+EngineNews = StepReport | EngineUp | EngineDown | EngineClosing | RoleChanged | SequenceEnded
+RouterMessage = SequenceMessage | EngineNews
 
 
 @attrs.define(eq=False, repr=False)
@@ -41,11 +43,29 @@ class RoutedSequence:
     is_prefilling: bool = True
 
 
+@attrs.define(eq=False, repr=False)
+class Pair:
+    """A prompt that is computed on one engine, and whose sequences continue on another."""
+
+    decode_id: int
+    """That other one."""
+    peer: Peer | None = None
+    """From where it is to fetch the prompt, until it is told to."""
+    fetch_id: int | None = None
+    """The sequence in whose name it fetches the prompt; None: it fetches nothing."""
+    routes: dict[int, Route] = attrs.field(factory=dict)
+    """By sequence, the room that is kept for it there."""
+    is_over: bool = False
+    """Nothing continues there any more."""
+
+
 @attrs.define
 class Group:
     """Sequences that go to one engine: the choices of a prompt, or all sequences of a request."""
 
     engine_id: int
+    pair: Pair | None = None
+    """None: they stay there."""
     num_routed: int = 0
     """Those that are held by the engine, or queued for it."""
     num_to_come: int = 0
@@ -59,6 +79,8 @@ class ReadyEngine:
     numerics: str
     queue: Channel[EngineMessage]
     """The pool's queue. The engine may leave the pool before the router hears of it."""
+    role: EngineRole = EngineRole.MIXED
+    peer_address: str = ""
     num_reports: int = 0
     is_closing: bool = False
 
@@ -67,7 +89,7 @@ class ReadyEngine:
 class RouteStore:
     routing: Routing
     reports: deque[EngineNews] = attrs.field(factory=deque)
-    prompts: deque[EngineMessage] = attrs.field(factory=deque)
+    prompts: deque[SequenceMessage] = attrs.field(factory=deque)
     unrouted: dict[int, Submit] = attrs.field(factory=dict)
     """Sequences that wait for an engine, in order."""
     unrouted_resumed: dict[int, Submit] = attrs.field(factory=dict)
@@ -75,10 +97,14 @@ class RouteStore:
     sequences: dict[int, RoutedSequence] = attrs.field(factory=dict)
     prefilling: dict[int, RoutedSequence] = attrs.field(factory=dict)
     """Those of them that have no token yet."""
+    pairs: dict[int, Pair] = attrs.field(factory=dict)
+    """By sequence that is to continue on another engine, and has not arrived there."""
     groups: dict[int, Group] = attrs.field(factory=dict)
     engines: dict[int, ReadyEngine] = attrs.field(factory=dict)
     """By id."""
     by_slot: dict[int, ReadyEngine] = attrs.field(factory=dict)
+    is_apart: bool = False
+    """Any ready engine has a role."""
     num_handled: int = 0
     """Messages handled, except prompts that have killed the router too often."""
     num_deaths_in_hand: int = 0
@@ -87,7 +113,7 @@ class RouteStore:
     def add(self, messages: Iterable[RouterMessage]) -> None:
         """Note messages that are to be handled: news of engines before prompts, each in order."""
         for message in messages:
-            if isinstance(message, EngineMessage):
+            if isinstance(message, SequenceMessage):
                 self.prompts.append(message)
             else:
                 self.reports.append(message)
@@ -108,6 +134,14 @@ class RouteStore:
             engine_id: HeldBlocks(num_blocks, lowered.num_by_tier(slot, keys[:num_blocks]))
             for engine_id, (num_blocks, slot) in found.items()
         }
+
+    def open_engines(self) -> list[ReadyEngine]:
+        """Return the engines that sequences may be sent to."""
+        return [engine for engine in self.engines.values() if not engine.is_closing]
+
+    def note_roles(self) -> None:
+        """Note whether engines differ in what they are for."""
+        self.is_apart = are_apart(engine.role for engine in self.engines.values())
 
     def may_skip(self, report: StepReport) -> bool:
         """Whether a report says nothing that the router keeps: no keys, and no engine has a prompt to compute.

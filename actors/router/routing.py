@@ -62,7 +62,7 @@ class Routing:
         """
         self._choose = POLICIES[policy]
         self.looks_at_caches = policy in ("prefix", "dynamo")
-        self._block_size = block_size
+        self.block_size = block_size
         self._prefill_budget = prefill_budget
         self._affinity_tokens = affinity_tokens
         self._tier_weights = tier_weights
@@ -81,7 +81,7 @@ class Routing:
         """Return the slot of a new engine, whose cache is empty and holds `num_blocks`."""
         slot = self._take_slot()
         self.shared.add_engine(slot, numerics)
-        self.loads.begin(slot, num_blocks * self._block_size)
+        self.loads.begin(slot, num_blocks * self.block_size)
         return slot
 
     def remove_engine(self, slot: int) -> None:
@@ -175,18 +175,25 @@ class Routing:
         if affinity is not None:
             self._remember(affinity, slot)
         loads = self.loads
-        num_queued, num_blocks = num_tokens - num_overlapping, -(-num_tokens // self._block_size)
+        num_queued, num_blocks = num_tokens - num_overlapping, -(-num_tokens // self.block_size)
         loads.queued[slot] += num_queued
         loads.blocks[slot] += num_blocks
         loads.place(slot, num_queued)
         sent = self.sent.add(slot, keys) if keys and self.looks_at_caches else None
         return Route(slot, num_overlapping, num_queued, num_blocks, sent)
 
-    def preview(self, keys: Sequence[bytes], num_tokens: int, affinity: bytes | None = None) -> int:
+    def preview(
+        self,
+        keys: Sequence[bytes],
+        num_tokens: int,
+        affinity: bytes | None = None,
+        *,
+        slots: Sequence[int] | None = None,
+    ) -> int:
         """Return the slot that `route` would choose, and note nothing. Raises ValueError if there is no engine."""
         rng = random.Random()  # noqa: S311 - draws what the next prompt will, and guards nothing
         rng.setstate(self._rng.getstate())
-        return self._pick(keys, num_tokens, affinity, None, rng)[0]
+        return self._pick(keys, num_tokens, affinity, slots, rng)[0]
 
     def _pick(
         self,
@@ -197,7 +204,7 @@ class Routing:
         rng: random.Random,
     ) -> tuple[int, Column]:
         """Return an engine's slot for a prompt, and how many tokens of it each engine would find."""
-        loads, size = self.loads, self._block_size
+        loads, size = self.loads, self.block_size
         in_use = loads.in_use if slots is None else loads.only(slots)
         if not in_use.any():
             raise ValueError("there is no engine")
@@ -244,7 +251,7 @@ class Routing:
 
     def follow(self, slot: int, num_tokens: int) -> Route:
         """Send a sequence to an engine without a choice: its prompt is there, or on its way, for another one."""
-        num_blocks = -(-num_tokens // self._block_size)
+        num_blocks = -(-num_tokens // self.block_size)
         self.loads.blocks[slot] += num_blocks
         return Route(slot, num_tokens, 0, num_blocks, None)
 

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from quipu.actors.cache_insight.cache_watch import CacheWatch
+from quipu.actors.config.engine_roles import EngineRole, RolesRefused
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
@@ -213,6 +214,7 @@ class FakeDesk:
     explain: Explain = lambda request_id, tenant: None
     drains: list[tuple[int, DrainMode, float | None, bool]] = attrs.field(factory=list)
     """Ids, how, after how many seconds, and whether by force."""
+    why_no_roles: str = ""
     _num_ids: int = 0
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
@@ -249,11 +251,21 @@ class FakeDesk:
     def control(self) -> FakeDesk:
         return self
 
-    def add(self, count: int) -> tuple[int, ...]:
+    def add(self, count: int, role: EngineRole = EngineRole.MIXED) -> tuple[int, ...]:
+        self._check_role(role)
         first = 1 + max((status.engine_id for status in self.engine_list), default=-1)
         added = tuple(range(first, first + count))
-        self.engine_list += [EngineStatus(engine_id, 0, EngineState.STARTING) for engine_id in added]
+        self.engine_list += [EngineStatus(engine_id, 0, EngineState.STARTING, role=role) for engine_id in added]
         return added
+
+    def set_role(self, engine_id: int, role: EngineRole) -> None:
+        self._check_role(role)
+        (index,) = [at for at, status in enumerate(self.engine_list) if status.engine_id == engine_id]
+        self.engine_list[index] = attrs.evolve(self.engine_list[index], role=role)
+
+    def _check_role(self, role: EngineRole) -> None:
+        if self.why_no_roles and role is not EngineRole.MIXED:
+            raise RolesRefused(self.why_no_roles)
 
     def drain(self, engine_id: int, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False) -> None:
         by_id = {status.engine_id: index for index, status in enumerate(self.engine_list)}

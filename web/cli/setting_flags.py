@@ -16,6 +16,7 @@ import attrs
 import msgspec
 
 from quipu.actors.config.declarations import Bounds, Setting
+from quipu.actors.config.engine_roles import EngineRole, are_apart
 from quipu.actors.config.runtime_config import SETTINGS
 
 from .kv_events_flag import parse_kv_events
@@ -26,10 +27,14 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @attrs.frozen
-class RayEngines:
-    """The value of `--engines` for engines on a Ray cluster."""
+class EngineCounts:
+    """The value of `--engines`."""
 
     count: int
+    roles: tuple[EngineRole, ...] = ()
+    """One for each engine, if any has another than `mixed`."""
+    on_ray: bool = False
+    """On the nodes of a Ray cluster."""
 
 
 def add_settings(add: Callable[..., Any], group: str) -> None:
@@ -84,10 +89,29 @@ def parse_size(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a size such as 4GiB or 512MiB, not {text!r}")
 
 
-def parse_engines(bounds: Bounds, text: str) -> int | RayEngines:
-    """Parse `4`, or `ray:4` for engines on the nodes of a Ray cluster. Raises ArgumentTypeError."""
-    count = integer(bounds)(text.removeprefix(RAY))
-    return RayEngines(count) if text.startswith(RAY) else count
+def parse_engines(bounds: Bounds, text: str) -> EngineCounts:
+    """Parse `4` or `prefill:1,decode:3`, or either after `ray:` for engines on the nodes of a Ray cluster.
+
+    Raises ArgumentTypeError.
+    """
+    on_ray, counts = text.startswith(RAY), text.removeprefix(RAY)
+    if ":" not in counts and "," not in counts:
+        return EngineCounts(integer(bounds)(counts), on_ray=on_ray)
+    numbers: dict[EngineRole, int] = {}
+    for part in counts.split(","):
+        name, _, number = part.partition(":")
+        if name not in tuple(EngineRole):
+            named = ", ".join(EngineRole)
+            raise argparse.ArgumentTypeError(
+                f"must be a number, or numbers by role ({named}) such as prefill:1,decode:3, not {text!r}"
+            )
+        role = EngineRole(name)
+        if role in numbers:
+            raise argparse.ArgumentTypeError(f"must name each role once, and {text!r} names {name} twice")
+        numbers[role] = integer(Bounds(minimum=1, maximum=bounds.maximum))(number)
+    count = _within(bounds, sum(numbers.values()))
+    roles = tuple(role for role, number in numbers.items() for _ in range(number))
+    return EngineCounts(count, roles if are_apart(roles) else (), on_ray=on_ray)
 
 
 def parse_resources(text: str) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import structlog
 from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.config.declarations import settings_of
 from quipu.actors.config.engine_config import DEFAULT_BLOCK_SIZE, VLLM_BLOCK_SIZE, EngineConfig, KvEventsConfig
+from quipu.actors.config.engine_roles import EngineRole, why_no_roles
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.config.tier_settings import TIER_FLAGS
 from quipu.actors.config.upstream_config import UpstreamConfig
@@ -26,7 +28,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
 from .generation_config import read_sampling_defaults
-from .setting_flags import RayEngines
+from .setting_flags import EngineCounts
 
 log = structlog.get_logger("quipu.cli")
 
@@ -109,6 +111,7 @@ def _serving_info(
             "sampling_defaults": sampling_defaults,
             **_shown(engine),
             **shown,
+            **({"engine_roles": config.engine_roles} if config.engine_roles else {}),
             **({} if config.cluster is None else _shown(config.cluster)),
             "max_waiting_share": engine.max_waiting_share,
             "allow_client_priority": arguments.allow_client_priority,
@@ -147,15 +150,20 @@ def _shown(config: attrs.AttrsInstance) -> dict[str, object]:
 
 def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, Any]:
     """Return how many engines there are and may be, and the cluster that they run on. Raises CheckpointError."""
-    engines = default if arguments.engines is None else arguments.engines
-    count = engines.count if isinstance(engines, RayEngines) else engines
+    engines = EngineCounts(default) if arguments.engines is None else arguments.engines
+    count = engines.count
     fewest, most = arguments.min_engines or count, arguments.max_engines or count
     if fewest > count:
         raise CheckpointError(f"--engines {count} is less than --min-engines {fewest}")
     if most < count:
         raise CheckpointError(f"--engines {count} is more than --max-engines {most}")
     found: dict[str, Any] = {"num_engines": count, "min_engines": fewest, "max_engines": most}
-    if isinstance(engines, RayEngines):
+    if engines.roles:
+        _check_roles(engines.roles, resumes=arguments.on_engine_death == "resume", autoscales=fewest < most)
+        if not arguments.enable_prefix_caching:
+            raise CheckpointError("--engines with roles needs --enable-prefix-caching")
+        found["engine_roles"] = engines.roles
+    if engines.on_ray:
         check_ray()
         cluster = found["cluster"] = ClusterConfig(model=arguments.model, **_given(arguments, ClusterConfig))
         if (tls := tls_of(cluster)) is not None:
@@ -166,7 +174,20 @@ def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, A
 def _have_peers(arguments: argparse.Namespace, engines: dict[str, Any]) -> bool:
     """Return whether engines fetch blocks from each other: several of one machine, of one rank each."""
     is_one_machine = "cluster" not in engines and arguments.tensor_parallel_size == 1
-    return engines["max_engines"] > 1 and is_one_machine and bool(arguments.enable_prefix_caching)
+    have_peers = engines["max_engines"] > 1 and is_one_machine and bool(arguments.enable_prefix_caching)
+    if "engine_roles" in engines and not have_peers:
+        log.warning("config.roles_without_peers", detail="these engines compute again what others have computed")
+    return have_peers
+
+
+def _check_roles(roles: Sequence[EngineRole], *, resumes: bool, autoscales: bool) -> None:
+    """Raises CheckpointError if engines with these roles could not serve together, or none may have a role."""
+    if not any(role.may_decode for role in roles):
+        raise CheckpointError("--engines has only engines for prefill: add some for decode, or mixed ones")
+    if not any(role.may_prefill for role in roles):
+        raise CheckpointError("--engines has only engines for decode: add some for prefill, or mixed ones")
+    if (reason := why_no_roles(resumes=resumes, autoscales=autoscales)) is not None:
+        raise CheckpointError(reason)
 
 
 def _check_tiers(arguments: argparse.Namespace, num_engines: int) -> None:

@@ -2,6 +2,7 @@
 
     GET    /v1/admin/engines               list all of them, and what each holds
     POST   /v1/admin/engines               start more
+    PATCH  /v1/admin/engines/{id}          change its role
     POST   /v1/admin/engines/{id}/drain    send it no more prompts; it ends when it holds nothing
     DELETE /v1/admin/engines/{id}          likewise, but other engines continue its requests at once
 
@@ -21,20 +22,22 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from quipu.actors.config.declarations import Bounds
+from quipu.actors.config.engine_roles import EngineRole, RolesRefused
 from quipu.actors.config.runtime_config import MAX_ENGINES
-from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus, LastEngine, UnknownEngine
+from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus, LastEngine
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.errors import APIError, bad_value, no_engines, not_found
 from ...request.request_context import current_request_context
 from ..bodies import take_body
 from ..body_field import BodyField, Shape, shape
-from ..fields import Fields, parse_object
+from ..fields import Fields, missing, parse_object
 from ..ignored_fields import ignored_fields
 from ..query import Parameters, listed
 from .routes import describe_upstreams
 
-ADDED: Final = shape(BodyField(name="count", bounds=Bounds(minimum=1, maximum=MAX_ENGINES), default=1))
+ADDED: Final = shape(BodyField(name="count", bounds=Bounds(minimum=1, maximum=MAX_ENGINES), default=1), "role")
+CHANGED: Final = shape("role")
 DRAINED: Final = shape("mode", BodyField(name="timeout_s", bounds=Bounds(minimum=0)))
 _ENGINE_ID = re.compile(r"0|[1-9][0-9]{0,14}")
 
@@ -52,11 +55,26 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
         fields = await _read_fields(ADDED)
         if not desk.info.has_engines:
             raise no_engines()
-        count = fields.integer("count") or 1
+        count, role = fields.integer("count") or 1, _read_role(fields) or EngineRole.MIXED
         num_engines = len(desk.engines())
         if num_engines + count > MAX_ENGINES:
             raise bad_value("count", f"a server has at most {MAX_ENGINES} engines, and this one has {num_engines}")
-        return _answer({"ids": desk.control.add(count)})
+        try:
+            return _answer({"ids": desk.control.add(count, role)})
+        except RolesRefused as error:
+            raise _roles_refused(error) from None
+
+    @app.patch("/v1/admin/engines/<engine_id>")
+    async def change_engine(engine_id: str) -> Response:
+        fields = await _read_fields(CHANGED)
+        if (role := _read_role(fields)) is None:
+            raise missing("role")
+        try:
+            status = _status_of(desk, engine_id)
+            desk.control.set_role(status.engine_id, role)
+        except RolesRefused as error:
+            raise _roles_refused(error) from None
+        return _answer(describe_status(_find(desk, status.engine_id) or status), HTTPStatus.OK)
 
     @app.post("/v1/admin/engines/<engine_id>/drain")
     async def drain_engine(engine_id: str) -> Response:
@@ -75,6 +93,7 @@ def describe_status(status: EngineStatus) -> dict[str, Any]:
     return {
         "id": status.engine_id,
         "incarnation": status.incarnation,
+        "role": status.role,
         "state": status.state,
         "detail": status.detail,
         "numerics": None if status.ready is None else status.ready.numerics,
@@ -107,17 +126,26 @@ def _read_mode(fields: Fields) -> DrainMode:
     return DrainMode(mode)
 
 
+def _read_role(fields: Fields) -> EngineRole | None:
+    role = fields.optional_text("role")
+    if role is None:
+        return None
+    if role not in tuple(EngineRole):
+        raise bad_value("role", f"must be one of {listed(EngineRole)}")
+    return EngineRole(role)
+
+
+def _roles_refused(error: RolesRefused) -> APIError:
+    return APIError(HTTPStatus.CONFLICT, f"{error}.", "invalid_request_error", param="role", code="roles_refused")
+
+
 def _drain(
     desk: Desk, engine_id: str, mode: DrainMode, timeout_s: float | None = None, *, force: bool = False, hint: str = ""
 ) -> Response:
     """Begin to end the engine that a path names. Raises APIError: 404, or 409 and `hint` if it is the last one."""
-    before = _find(desk, int(engine_id)) if _ENGINE_ID.fullmatch(engine_id) else None
+    before = _status_of(desk, engine_id)
     try:
-        if before is None:
-            raise UnknownEngine
         desk.control.drain(before.engine_id, mode, timeout_s, force=force)
-    except UnknownEngine:
-        raise not_found("No engine exists with this id.", "engine_id", "engine_not_found") from None
     except LastEngine:
         message = f"No other engine is ready to serve requests: add one, or wait until it is.{hint}"
         raise APIError(
@@ -125,6 +153,14 @@ def _drain(
         ) from None
     gone = attrs.evolve(before, state=EngineState.DRAINING, num_running=0, num_waiting=0)
     return _answer(describe_status(_find(desk, before.engine_id) or gone))
+
+
+def _status_of(desk: Desk, engine_id: str) -> EngineStatus:
+    """Return the status of the engine that a path names. Raises APIError: 404."""
+    status = _find(desk, int(engine_id)) if _ENGINE_ID.fullmatch(engine_id) else None
+    if status is None:
+        raise not_found("No engine exists with this id.", "engine_id", "engine_not_found")
+    return status
 
 
 def _find(desk: Desk, engine_id: int) -> EngineStatus | None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.body_parts import JUNK, mostly
+from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.config.runtime_config import MAX_ENGINES
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus
@@ -25,7 +26,7 @@ READY = EngineReady(
 OTHER = attrs.evolve(READY, incarnation=9, numerics="def")
 ENGINES = (
     EngineStatus(0, 8, EngineState.STARTING, "loading", None, deaths=3),
-    EngineStatus(2, 7, EngineState.READY, "", READY, 3, 5, 40, 64, 1),
+    EngineStatus(2, 7, EngineState.READY, "", READY, 3, 5, 40, 64, 1, EngineRole.DECODE),
     EngineStatus(3, 9, EngineState.READY, "", OTHER),
 )
 
@@ -52,6 +53,7 @@ async def test_list() -> None:
         {
             "id": 0,
             "incarnation": 8,
+            "role": "mixed",
             "state": "starting",
             "detail": "loading",
             "numerics": None,
@@ -64,6 +66,7 @@ async def test_list() -> None:
         {
             "id": 2,
             "incarnation": 7,
+            "role": "decode",
             "state": "ready",
             "detail": "",
             "numerics": "abc",
@@ -138,6 +141,7 @@ async def test_add_up_to_the_maximum() -> None:
         (b"", DrainMode.FINISH, None),
         ({"mode": "finish", "timeout_s": 0}, DrainMode.FINISH, 0.0),
         ({"mode": "hand_over", "timeout_s": 2.5}, DrainMode.HAND_OVER, 2.5),
+        ({"mode": "move"}, DrainMode.MOVE, None),
         ({"mode": None, "timeout_s": None}, DrainMode.FINISH, None),
     ],
 )
@@ -171,12 +175,60 @@ async def test_drain_refuses(body: object, param: str | None, code: str) -> None
     assert not desk.drains
 
 
+async def test_add_with_a_role() -> None:
+    """Engines are added with the role that the body names, and none has another by itself."""
+    desk = desk_of()
+    assert await ask(desk, "POST", PATH, {"count": 2, "role": "prefill"}) == (202, {"ids": [4, 5]})
+    assert await ask(desk, "POST", PATH, {"role": None}) == (202, {"ids": [6]})
+    assert [status.role for status in desk.engines()[3:]] == ["prefill", "prefill", "mixed"]
+
+
+async def test_change_role() -> None:
+    """A role is changed at once, and the answer is the engine's status."""
+    desk = desk_of()
+    status, answer = await ask(desk, "PATCH", f"{PATH}/3", {"role": "prefill"})
+    assert (status, answer["id"], answer["role"], answer["state"]) == (200, 3, "prefill", "ready")
+    assert [its.role for its in desk.engines()] == ["mixed", "decode", "prefill"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"role": "both"}, "invalid_value"),
+        ({"role": ""}, "invalid_value"),
+        ({"role": 1}, "invalid_type"),
+        ({"role": ["prefill"]}, "invalid_type"),
+        ({"role": None}, "missing_required_parameter"),
+        ({}, "missing_required_parameter"),
+        (b"", "missing_required_parameter"),
+    ],
+)
+async def test_change_role_refuses(body: object, code: str) -> None:
+    """What is no role is a 400 that names the field, and nothing changes."""
+    desk = desk_of()
+    status, answer = await ask(desk, "PATCH", f"{PATH}/2", body)
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "role", code)
+    assert [its.role for its in desk.engines()] == ["mixed", "decode", "mixed"]
+
+
+async def test_server_without_roles() -> None:
+    """Where engines cannot have roles, asking for one is a 409 that says why; `mixed` is what they all are."""
+    desk = attrs.evolve(desk_of(), why_no_roles="they are scaled automatically")
+    for method, path in (("POST", PATH), ("PATCH", f"{PATH}/3")):
+        status, answer = await ask(desk, method, path, {"role": "prefill"})
+        assert (status, answer["error"]["param"], answer["error"]["code"]) == (409, "role", "roles_refused")
+        assert answer["error"]["message"] == "they are scaled automatically."
+    assert len(desk.engines()) == 3
+    assert (await ask(desk, "PATCH", f"{PATH}/3", {"role": "mixed"}))[0] == 200
+
+
 @pytest.mark.parametrize("engine_id", ["1", "4", "-1", "02", "x", "2.0", "9" * 400, "٢"])
-@pytest.mark.parametrize(("method", "suffix"), [("POST", "/drain"), ("DELETE", "")])
+@pytest.mark.parametrize(("method", "suffix"), [("POST", "/drain"), ("DELETE", ""), ("PATCH", "")])
 async def test_unknown_engine(method: str, suffix: str, engine_id: str) -> None:
     """An id that no engine has is a 404."""
     desk = desk_of()
-    status, answer = await ask(desk, method, f"{PATH}/{engine_id}{suffix}")
+    body = {"role": "decode"} if method == "PATCH" else b""
+    status, answer = await ask(desk, method, f"{PATH}/{engine_id}{suffix}", body)
     assert (status, answer["error"]["code"]) == (404, "engine_not_found")
     assert not desk.drains
 
@@ -230,7 +282,7 @@ ADDED = st.fixed_dictionaries(
 DRAINED = st.fixed_dictionaries(
     {},
     optional={
-        "mode": mostly(st.sampled_from(["finish", "hand_over"]), JUNK),
+        "mode": mostly(st.sampled_from(["finish", "hand_over", "move"]), JUNK),
         "timeout_s": mostly(st.floats(0, 1e308) | st.integers(0, 2**70), JUNK),
     },
 )

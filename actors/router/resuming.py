@@ -1,0 +1,58 @@
+"""Where a sequence may be resumed that another engine has held, and from which engine its blocks may be fetched.
+
+Used by `dispatch.py`. Synchronous.
+
+What must always hold: a sequence is resumed on an engine that computes the same bits as its last one, if there is one;
+blocks are fetched only from an engine that is ready in the incarnation that has computed them.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from ..channel import Poster
+from ..messages.accountant import Refused, Routed
+from ..messages.outcomes import ErrorKind, Fault, RequestError
+from ..messages.peers import Peer
+from ..messages.scheduler import Submit
+from ..request_desk.engine_pool import EnginePool
+from ..request_desk.live_sequences import LiveSequences
+from .route_store import ReadyEngine, RouteStore
+
+
+@attrs.frozen
+class Resuming:
+    _store: RouteStore
+    _pool: EnginePool
+    _sequences: LiveSequences
+    _accountant: Poster[Routed | Refused]
+    _only_same: bool = attrs.field(kw_only=True)
+    """Resume sequences only on engines that compute the same bits; else on these if there are any."""
+
+    def slots_for(self, submit: Submit) -> list[int] | None:
+        """Return the engines that a sequence may be resumed on; None: any that prompts may be sent to.
+
+        Its request fails if there is none, and none will come.
+        """
+        live = self._sequences.find(submit.sequence_id)
+        if live is None or (numerics := live.numerics) is None:
+            return None
+        same = [engine.slot for engine in self._store.open_engines() if engine.numerics == numerics]
+        if self._only_same and not same and not self._may_come(numerics):
+            error = RequestError(ErrorKind.INTERNAL, "Its engine died, and no other computes the same bits.")
+            self._accountant.post(Refused(live.request_id, error, Fault.ENGINE_DIED))
+        return same if same or self._only_same else None
+
+    def _may_come(self, numerics: str) -> bool:
+        """Whether an engine that computed these bits may be ready again."""
+        return any(e.is_wanted and e.ready is not None and e.ready.numerics == numerics for e in self._pool)
+
+    def peer_for(self, submit: Submit, engine: ReadyEngine) -> Peer | None:
+        """Return from where an engine may fetch the blocks of a sequence that it resumes."""
+        live = self._sequences.find(submit.sequence_id)
+        if live is None or (former := live.former) is None:
+            return None
+        holder = self._store.engines.get(former.peer.engine_id)
+        if holder is None or holder is engine or holder.incarnation != former.incarnation:
+            return None
+        return former.peer
