@@ -2,9 +2,9 @@
 
     python -m tests.chaos.server_kills [--kills 100] [--seed 0]
 
-A server of the tiny model has room for a few prompts on the device and for less than half of them on its disk. Clients keep
-asking for prompts of a pool, so that blocks are being stored and loaded all the time; at a drawn moment, now and then
-already while it starts, all processes of the server are killed with SIGKILL. After the last kill a server answers
+A server of the tiny model has room for a few prompts on the device, and for less than half of them on its disk. Clients
+keep asking for prompts of a pool, so that blocks are being stored and loaded all the time; at a drawn moment, now and
+then already while it starts, all processes of the server are killed with SIGKILL. After the last kill a server answers
 every prompt and ends as it should.
 
 What must hold: every answer has the bits that a server without tiers computes (text and log probabilities), no record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import trio
 
 from quipu.actors.engine.mover.remote_store import RemoteStore
 from quipu.actors.messages.tiers import Tier
-from tests.faults.tiered_runtime import LONG, SMALL, by_tier, stored
+from tests.faults.tiered_runtime import LONG, by_tier, kept_in, stored
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Client, assert_served, small_runtime
 from tests.traps.wire import samples, settle
@@ -21,11 +20,7 @@ from tests.traps.wire import samples, settle
 
 def on_remote(folder: Path, **more: Any) -> dict[str, Any]:
     """Return the settings of a runtime with 23 usable blocks on the device and a bucket."""
-    secret = folder / "secret"
-    if not secret.exists():
-        secret.write_bytes(os.urandom(32))
-        secret.chmod(0o600)
-    return {**SMALL, "kv_remote": f"file://{folder / 'bucket'}", "kv_remote_secret": str(secret), **more}
+    return kept_in("remote", folder, **more)
 
 
 def store_of(client: Client) -> RemoteStore:

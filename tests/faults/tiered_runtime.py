@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import trio
 import trio.testing
 
@@ -18,6 +22,17 @@ def by_tier(answer: Answer) -> dict[str, int]:
     """Return how many tokens of a prompt came from which tier, without those that none came from."""
     assert answer.record.cached_by_tier is not None
     return {tier: num for tier, num in answer.record.cached_by_tier.items() if num}
+
+
+def kept_in(tier: str, folder: Path, **more: Any) -> dict[str, Any]:
+    """Return the settings of a small runtime with a tier that outlives it: `disk` or `remote`."""
+    if tier == "disk":
+        return {**SMALL, "kv_disk": str(folder / "kv"), "kv_disk_size": 4 << 20, **more}
+    secret = folder / "secret"
+    if not secret.exists():
+        secret.write_bytes(os.urandom(32))
+        secret.chmod(0o600)
+    return {**SMALL, "kv_remote": f"file://{folder / 'bucket'}", "kv_remote_secret": str(secret), **more}
 
 
 async def stored(client: Client) -> None:

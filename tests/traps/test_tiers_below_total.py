@@ -5,6 +5,7 @@ Here the parts always sum to the total: what the split does not name is `unattri
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import trio.testing
 
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
+from tests.faults.tiered_runtime import LONG, kept_in, stored
 from tests.runtimes import BLOCK, full_blocks, small_runtime
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.lower_tier import ASKED, TIER, tiers_of
@@ -80,7 +82,41 @@ async def test_prompts_in_both_tiers(num_choices: int, autojump_clock: trio.abc.
         assert details["cached_tokens"] == sum(wanted.values())
 
 
-@pytest.mark.parametrize("split", [{}, {"device": 16}, {"host": 16, "remote": 16}, {"device": 48}, {"tape": 48}])
+@pytest.mark.parametrize("tier", ["disk", "remote"])
+async def test_prompts_beside_each_other(tier: str, tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:
+    """Of the prompts of one call, one is on a disk or in an object store, one on the device, and one partly in both:
+    the parts sum to the total, whole and streamed, and each tier's counter has its part."""
+    on_device = [*prompt_of(5 * BLOCK, 2), 300]
+    settings = kept_in(tier, tmp_path, num_blocks=64, max_num_seqs=1)
+    wanted = tiers_of(**{tier: 12 * BLOCK, "device": 9 * BLOCK})
+    async with small_runtime(**settings) as client:
+        await client.ask(LONG)
+        await stored(client)
+    for index, options in enumerate(({}, STREAMED)):
+        partly = [*LONG[: 4 * BLOCK], *prompt_of(2 * BLOCK, 3 + index)]
+        async with small_runtime(**settings) as client:
+            http = over_http(client)
+            await client.ask(on_device, max_tokens=1)
+            before = samples(client)
+            request = body([LONG, on_device, partly], **ASKED, **options)
+            if options:
+                _, chunks = await http.stream(COMPLETIONS, request)
+                details = chunks[-2]["usage"]["prompt_tokens_details"]
+            else:
+                details = (await http.post(COMPLETIONS, request))[1]["usage"]["prompt_tokens_details"]
+            await settle(client)
+            after = samples(client)
+        assert details["cached_tokens_by_tier"] == wanted
+        assert details["cached_tokens"] == sum(wanted.values())
+        for name, number in wanted.items():
+            counter = f'cached_tokens_total{{tier="{name}"}}'
+            assert after[counter] - before[counter] == number
+        assert after["usage_disputed_total"] == 0
+
+
+@pytest.mark.parametrize(
+    "split", [{}, {"device": 16}, {"host": 16, "remote": 16}, {"disk": 16}, {"disk": 16, "remote": 32}, {"tape": 48}]
+)
 async def test_split_that_lags_behind(split: dict[str, int]) -> None:
     """Whatever tiers a record names for 48 tokens, the parts in the response sum to 48, none below 0."""
     closed = Closed(record(prompt_tokens=50, cached_tokens=48, cached_by_tier=split), None)
@@ -99,7 +135,10 @@ async def test_split_that_lags_behind(split: dict[str, int]) -> None:
         ({"device": 16}, 32, False),
         ({}, 48, False),
         ({"device": 48, "host": 16}, -16, True),
+        ({"disk": 16, "remote": 16}, 16, False),
+        ({"device": 16, "disk": 16, "remote": 16}, 0, False),
         ({"remote": 64}, -16, True),
+        ({"disk": 48, "remote": 16}, -16, True),
     ],
 )
 async def test_split_of_an_engine(
