@@ -119,6 +119,8 @@ class BackendConfig:
     """Bytes of the host's memory that this process may hold in all, if it computes there; None: what is free."""
     host_tier_bytes: int = 0
     """Bytes of the host's memory that this process will allocate for blocks that leave the device."""
+    num_staged_blocks: int = 0
+    """Blocks for which it will allocate memory there to move them to and from a disk or an object store."""
     kv_cache_dtype: str = "auto"
     """A dtype (see `Capabilities`), or `auto`: that of the weights."""
     determinism: str = "auto"

@@ -8,7 +8,8 @@ their caches fill: each keeps to its own share (`memory_share`, measured before 
 one part in `num_sharing` of what is a share of the whole memory.
 
 What must always hold: a cache that cannot hold one sequence of the maximum length is refused, unless that length may be
-shortened; and the cache never exceeds the available memory, less what the host tier will take of the same memory.
+shortened; and the cache never exceeds the available memory, less what the host tier and the buffers of other tiers will
+take of the same memory.
 """
 
 from __future__ import annotations
@@ -47,13 +48,19 @@ class DeviceMemory:
     """What this process may hold in all; None: what is available."""
     host_tier: int = 0
     """What of it this process will take for the host tier of the KV cache; on devices with memory of their own none."""
+    num_staged: int = 0
+    """Blocks for which it will take memory there to move them to and from other tiers; likewise."""
+
+    @property
+    def staging(self) -> int:
+        return self.num_staged * self.block_bytes
 
     def available(self) -> int:
         """Return what can be allocated now, within the share, and may be."""
         available = self.memory().available
         if self.share is not None:
             available = min(available, self.share - self.held)
-        return max(0, available - self.host_tier)
+        return max(0, available - self.host_tier - self.staging)
 
 
 @attrs.frozen
@@ -115,7 +122,7 @@ def _choose(config: BackendConfig, device: DeviceMemory) -> _Choice:
     memory = device.memory()
     if asked.utilization is not None:
         num_bytes = int(memory.total * asked.utilization) // config.num_sharing - device.held - workspace
-        num_bytes -= device.host_tier
+        num_bytes -= device.host_tier + device.staging
         said = (
             f"--gpu-memory-utilization {asked.utilization:g} of {show(memory.total)}{_each(config)}, less "
             f"{show(device.held)} held and {show(workspace)} for the largest pass{_beside(device)},"
@@ -146,8 +153,10 @@ def _check(config: BackendConfig, device: DeviceMemory, choice: _Choice, longest
 
 
 def _beside(device: DeviceMemory) -> str:
-    """Return words to follow an amount from which the host tier is deducted."""
-    return f", less --kv-host-memory {show(device.host_tier)}" if device.host_tier else ""
+    """Return words to follow an amount from which the memory of other tiers is deducted."""
+    parts = [f"--kv-host-memory {show(device.host_tier)}"] if device.host_tier else []
+    parts += [f"{show(device.staging)} for blocks on their way to other tiers"] if device.num_staged else []
+    return f", less {' and '.join(parts)}" if parts else ""
 
 
 def _each(config: BackendConfig) -> str:

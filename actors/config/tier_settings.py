@@ -5,9 +5,15 @@ What must always hold: whatever an operator can set is declared with `setting`, 
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from .declarations import setting, settings_of
+
+MOST_STAGED_BLOCKS: Final = 108
+"""Blocks for which an engine has buffers in the host's memory, at most, on their way to and from a disk or an object
+store (`engine/mover/staging.py`)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +98,10 @@ class TierSettings:
         """Names of the tiers below the device, the fastest first."""
         tiers = {"host": self.kv_host_memory, "disk": self.kv_disk, "remote": self.kv_remote}
         return [tier for tier, setting in tiers.items() if setting is not None]
+
+    @property
+    def num_staged_blocks(self) -> int:
+        return 0 if self.kv_disk is None and self.kv_remote is None else MOST_STAGED_BLOCKS
 
 
 TIER_FLAGS = {declared.attribute: declared.flags[0] for declared in settings_of(TierSettings)}

@@ -122,6 +122,7 @@ class CpuBackend(RunsAtOnce):
                 memory=memory,
                 share=share,
                 host_tier=config.host_tier_bytes,
+                num_staged=config.num_staged_blocks,
             ),
         )
         set_up(self.memory_plan.num_blocks)

@@ -67,6 +67,7 @@ class ReferenceBackend(RunsAtOnce):
                 memory=memory,
                 share=share,
                 host_tier=config.host_tier_bytes,
+                num_staged=config.num_staged_blocks,
             ),
         )
         self.cache = KVCache(self.memory_plan.num_blocks, block)

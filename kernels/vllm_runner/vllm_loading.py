@@ -145,6 +145,7 @@ def _plan(config: BackendConfig, rank: RankLoader, followers: Followers, held: l
                 memory=memory,
                 share=config.memory_share,
                 host_tier=config.host_tier_bytes,
+                num_staged=config.num_staged_blocks,
             ),
         )
     size = len(held)

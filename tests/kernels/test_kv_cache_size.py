@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -34,6 +35,7 @@ def pool_of(
     num_sharing: int = 1,
     share: int | None = None,
     host_tier: int = 0,
+    num_staged: int = 0,
 ) -> MemoryPlan:
     """Plan a device with 2 GiB in use, where a block of 16 tokens takes 1 MiB and the largest pass 1 GiB."""
     config = backend_config(
@@ -53,6 +55,7 @@ def pool_of(
         default=default or KVMemory(),
         share=share,
         host_tier=host_tier,
+        num_staged=num_staged,
     )
     return plan_memory(config, device)
 
@@ -113,6 +116,34 @@ def test_number_of_blocks_of_several_engines(settings: dict[str, Any], num_block
 def test_host_tier_in_the_same_memory(settings: dict[str, Any], num_blocks: int) -> None:
     """A size that is chosen leaves the host tier its memory; what is said in blocks or bytes stays."""
     assert pool_of(may_shorten=True, max_model_len=65_536, host_tier=GIB, **settings).num_blocks == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_blocks"),
+    [
+        ({"available": 4 * GIB}, (4096 - 108) // 2),
+        ({"available": 4 * GIB, "host_tier": GIB}, (3072 - 108) // 2),
+        ({"num_sharing": 2, "share": 5 * GIB}, (3072 - 108) // 2),
+        ({"kv_memory": KVMemory(utilization=0.5)}, (8 - 2 - 1) * 1024 - 108),
+        ({"num_blocks": 77}, 77),
+    ],
+)
+def test_buffers_of_other_tiers(settings: dict[str, Any], num_blocks: int) -> None:
+    """A size that is chosen leaves room for the buffers through which blocks go to a disk or an object store."""
+    assert pool_of(may_shorten=True, max_model_len=65_536, num_staged=108, **settings).num_blocks == num_blocks
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_no_memory_beside_the_buffers(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    """A cache for which the buffers leave too little is refused, by each backend on the CPU, and says why."""
+    monkeypatch.setattr(f"quipu.kernels.{executor}.{executor}_backend.memory", lambda: Memory(8 * GIB, GIB))
+    config = backend_config(checkpoints["llama"])
+    block_bytes = load_backend(executor, config).memory_plan.block_bytes
+    most = GIB // block_bytes
+    with pytest.raises(ValueError, match=r"less [0-9.]+.iB for blocks on their way to other tiers: lower it"):
+        load_backend(executor, attrs.evolve(config, num_staged_blocks=most))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

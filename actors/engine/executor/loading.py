@@ -19,9 +19,9 @@ from .grammars import GrammarMasks
 from .step_runner import Executor
 
 
-def load_executor(config: EngineConfig) -> Executor:
-    """Load the backend that `config` names. Raises ValueError for a checkpoint that it cannot serve."""
-    backend_config = BackendConfig(
+def backend_config_of(config: EngineConfig) -> BackendConfig:
+    """Return what a backend needs to know of an engine's configuration."""
+    return BackendConfig(
         model_path=Path(config.model_path),
         dtype=config.dtype,
         load_format=config.load_format,
@@ -35,6 +35,7 @@ def load_executor(config: EngineConfig) -> Executor:
         num_sharing=config.num_sharing,
         memory_share=config.memory_share,
         host_tier_bytes=config.kv_host_memory or 0,
+        num_staged_blocks=config.num_staged_blocks,
         kv_cache_dtype=config.kv_cache_dtype,
         determinism=config.determinism,
         quantization=config.quantization,
@@ -43,7 +44,11 @@ def load_executor(config: EngineConfig) -> Executor:
         tensor_parallel_size=config.tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
     )
-    backend = load_backend(config.executor, backend_config)
+
+
+def load_executor(config: EngineConfig) -> Executor:
+    """Load the backend that `config` names. Raises ValueError for a checkpoint that it cannot serve."""
+    backend = load_backend(config.executor, backend_config_of(config))
     if isinstance(backend, FakeBackend):
         backend.dials.step_seconds = config.fake_step_seconds
         backend.dials.poison_token_id = config.fake_poison_token_id

@@ -34,9 +34,6 @@ LOADED_TOGETHER = 4 << 20
 LOADING_THREADS: Final = {Tier.HOST: 2, Tier.DISK: 4, Tier.REMOTE: 16}
 """Copies in memory are as fast as two threads make them; a disk and a network like several requests at once."""
 
-MOST_BUFFERS: Final = 12
-"""Buffers through which blocks pass to and from a disk or an object store: more copies at a time wait."""
-
 
 class BlockTag(Protocol):
     """The executor's tag of a block. A different object means different contents."""
@@ -112,7 +109,7 @@ class BlockCarrier:
         self._numerics = numerics
         self._is_fatal = is_fatal
         self._loaders = {tier: ThreadPoolExecutor(LOADING_THREADS[tier], f"loads-{tier.value}") for tier in stores}
-        self._staging = StagingBuffers(memory.allocate_on_host, block_bytes, MOST_BUFFERS)
+        self._staging = StagingBuffers(memory.allocate_on_host, block_bytes)
 
     def close(self) -> None:
         """Close the stores. No move may be in progress, or follow."""

@@ -12,19 +12,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import numpy as np
 
+from ...config.tier_settings import MOST_STAGED_BLOCKS
 from .slot_store import MOST_TOGETHER
 
 PAGE_BYTES = 4096
 """Buffers begin at pages, from and to which a disk can be copied directly."""
+MOST_BUFFERS: Final = MOST_STAGED_BLOCKS // (MOST_TOGETHER + 1)
+"""Each with room to begin at a page. More copies at a time wait."""
 
 
 class StagingBuffers:
     """Buffers for `MOST_TOGETHER` blocks each."""
 
-    def __init__(self, allocate: Callable[[int], memoryview], block_bytes: int, most: int) -> None:
+    def __init__(self, allocate: Callable[[int], memoryview], block_bytes: int, most: int = MOST_BUFFERS) -> None:
         """`allocate` returns memory for so many blocks, which is fast to copy from and to the device.
 
         At most `most` buffers are made, each when it is needed first.

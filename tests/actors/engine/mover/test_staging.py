@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
+from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
+from quipu.actors.engine.executor.loading import backend_config_of
 from quipu.actors.engine.mover.slot_store import MOST_TOGETHER
-from quipu.actors.engine.mover.staging import PAGE_BYTES, StagingBuffers
+from quipu.actors.engine.mover.staging import MOST_BUFFERS, PAGE_BYTES, StagingBuffers
+from tests.runtimes import runtime_config
 
 
 @pytest.mark.parametrize("block_bytes", [128, 4096, 5000])
@@ -44,3 +49,23 @@ def test_bounded() -> None:
         raise OSError("lost")
     waiting.join(60)
     assert got.is_set() and len(made) == 1
+
+
+def test_all_buffers_are_known_in_advance(tmp_path: Path) -> None:
+    """An engine with a disk or an object store leaves memory for all buffers when it chooses its cache's size, and one
+    without any for none."""
+    made: list[int] = []
+
+    def allocate(num_blocks: int) -> memoryview:
+        made.append(num_blocks)
+        return memoryview(bytearray(num_blocks * PAGE_BYTES))
+
+    buffers = StagingBuffers(allocate, PAGE_BYTES)
+    with ExitStack() as stack:
+        for _ in range(MOST_BUFFERS):
+            stack.enter_context(buffers.borrowed(1))
+    none = runtime_config().engine
+    for changes in ({"kv_disk": str(tmp_path), "kv_disk_size": 1 << 20}, {"kv_remote": "file:///bucket"}):
+        config = attrs.evolve(none, **changes)
+        assert backend_config_of(config).num_staged_blocks == sum(made) == config.num_staged_blocks
+    assert backend_config_of(none).num_staged_blocks == 0
