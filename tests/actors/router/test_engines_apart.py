@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant, precondition, rule
 
 from quipu.actors.config.engine_roles import EngineRole
+from quipu.actors.messages.block_manager import LookUp
 from quipu.actors.messages.peers import EndFetch, Fetch, Peer
 from quipu.actors.messages.router import EngineClosing, EngineDown, EngineUp, RoleChanged
 from quipu.actors.messages.scheduler import Abort, SequenceKind, Submit
@@ -418,6 +419,32 @@ def test_role_changes_while_a_prompt_is_computed() -> None:
     ((_, message),) = machine.queued()
     assert not message.ends_after_prefill
     machine.teardown()
+
+
+def test_prompt_that_kills_the_router() -> None:
+    """It is sent to an engine in the simplest way, without a pair; its sequence is continued likewise."""
+    machine = apart(PREFILL, DECODE)
+    machine.sequences.put(submit(1, 1), OpenRequest("r1", NO_DESK, None))
+    machine.open[1] = submit(1, 1)
+    machine.store.add(machine.channel.take_nowait())
+    for _ in range(2):
+        assert machine.store.record_death() == 1
+    machine.send()
+    assert where(machine) == [(0, 1, False)] and not machine.store.pairs
+    machine.teardown()
+
+
+def test_look_up_asks_who_would_compute_the_prompt() -> None:
+    """What a prompt would find in the cache is asked of the engine that it would be sent to."""
+    machine = apart(DECODE, PREFILL)
+    prompt = submit(1, 1)
+    question = LookUp(1, prompt.prompt_token_ids, b"", prompt.block_keys)
+    machine.send(question)
+    assert machine.pool[1].queue.take_nowait() == [question]
+    slot = machine.store.engines[0].slot
+    machine.store.routing.on_stored(slot, [key[:8] for key in prompt.block_keys])
+    machine.send(question)
+    assert machine.pool[0].queue.take_nowait() == [question], "it has all of it"
 
 
 def test_closing_engine_keeps_what_it_was_told() -> None:
