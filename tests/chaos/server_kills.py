@@ -104,7 +104,14 @@ def cold_answers(folder: Path, num_prompts: int) -> list[Bits]:
         return [ask(server.url, number)[0] for number in range(num_prompts)]
 
 
-def kill_repeatedly(folder: Path, *, num_kills: int, seed: int, num_prompts: int = NUM_PROMPTS) -> Tally:
+def kill_repeatedly(
+    folder: Path,
+    *,
+    num_kills: int,
+    seed: int,
+    num_prompts: int = NUM_PROMPTS,
+    longest_life_s: float = LONGEST_LIFE_S,
+) -> Tally:
     draw, tally = random.Random(seed), Tally()
     cold = cold_answers(folder / "cold", num_prompts)
     disk, data_dir = folder / "kv", folder / "data"
@@ -121,7 +128,7 @@ def kill_repeatedly(folder: Path, *, num_kills: int, seed: int, num_prompts: int
             else:
                 server.wait_listening(START_S)
                 server.wait_ready(START_S)
-                _serve_until_killed(server, cold, disk, draw, tally)
+                _serve_until_killed(server, cold, disk, draw, tally, longest_life_s)
         finally:
             process.kill()
             process.wait()
@@ -139,7 +146,9 @@ def kill_repeatedly(folder: Path, *, num_kills: int, seed: int, num_prompts: int
     return tally
 
 
-def _serve_until_killed(server: Server, cold: list[Bits], disk: Path, draw: random.Random, tally: Tally) -> None:
+def _serve_until_killed(
+    server: Server, cold: list[Bits], disk: Path, draw: random.Random, tally: Tally, longest_life_s: float
+) -> None:
     over = threading.Event()
     seed, hits_before = draw.random(), tally.cached[Tier.DISK]
 
@@ -156,7 +165,7 @@ def _serve_until_killed(server: Server, cold: list[Bits], disk: Path, draw: rand
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         clients = [pool.submit(keep_asking, client) for client in range(NUM_CLIENTS)]
         try:
-            time.sleep(draw.uniform(0.0, LONGEST_LIFE_S))
+            time.sleep(draw.uniform(0.0, longest_life_s))
             _read_metrics(server, tally)
             time.sleep(draw.uniform(0.0, 0.1))
         finally:

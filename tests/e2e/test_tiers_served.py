@@ -125,6 +125,22 @@ def test_shared_by_two_servers(tmp_path: Path) -> None:
         assert ask(server, 1) == (first, NONE)
 
 
+def test_shared_by_two_engines(tmp_path: Path) -> None:
+    """What one engine of a server stores in a bucket the other finds with the next prompt, without listing it again."""
+    (tmp_path / "secret").write_bytes(os.urandom(32))
+    (tmp_path / "secret").chmod(0o600)
+    remote = ("--kv-remote", f"file://{tmp_path}/bucket", "--kv-load", "always", "--kv-remote-secret")
+    flags = (*remote, str(tmp_path / "secret"), "--engines", "2", "--routing", "round-robin")
+    with serving(tmp_path / "1", *flags) as server:
+        eventually(lambda: len(server.events("engine.ready")) == 2, "both engines are ready")
+        first, cold = ask(server, 1)
+        assert cold == NONE
+        name = 'kv_tier_stored_blocks_total{tier="remote"}'
+        eventually(lambda: server.metrics()[name] >= NUM_BLOCKS, "the report after the last store tells of it")
+        assert ask(server, 1) == (first, NONE | {"remote": NUM_BLOCKS * BLOCK})
+        assert server.metrics()["usage_disputed_total"] == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
