@@ -23,6 +23,7 @@ from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.decoder import Decoder
@@ -55,8 +56,11 @@ from tests.tiny import BLOCK, BLOCK_BYTES, TINY, full_blocks
 __all__ = ["BLOCK", "BLOCK_BYTES", "full_blocks"]
 
 MAX_MODEL_LEN = 63 * BLOCK
+PAIR = (EngineRole.PREFILL, EngineRole.DECODE)
 num_engines = ContextVar("num_engines", default=1)
 """How many engines a small runtime has if its test does not say."""
+engines_apart = ContextVar("engines_apart", default=False)
+"""Whether a small runtime prefills on one engine and decodes on another, likewise."""
 most_tokens = ContextVar("most_tokens", default=int(os.environ.get("QUIPU_TEST_MOST_TOKENS", "1")))
 """The most tokens that a sequence yields in a step of a small runtime, likewise."""
 
@@ -88,6 +92,9 @@ def runtime_config(**changes: Any) -> RuntimeConfig:
     }
     runtime: dict[str, Any] = {"model_names": ("demo",), "vocab_size": 4096, "kv_dtype": "fake"}
     runtime["num_engines"] = num_engines.get()
+    if engines_apart.get() and "num_engines" not in changes:
+        engine["has_peers"] = True
+        runtime |= {"num_engines": 2, "engine_roles": PAIR, "prefill_local_tokens": 0}
     for name, value in changes.items():
         (engine if name in engine_fields else runtime)[name] = value
     return RuntimeConfig(engine=EngineConfig(**engine), **runtime)

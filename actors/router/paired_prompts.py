@@ -33,12 +33,13 @@ class PairedPrompts:
         return Pair(decode.engine_id, peer)
 
     def add(self, pair: Pair, submit: Submit) -> None:
-        """Keep room for a sequence where it is to continue, and have its prompt fetched unless it was for another."""
+        """Keep room for a sequence where it is to continue, and have its prompt fetched unless it was for another.
+
+        Another prompt that begins alike is not said to be cached there: it would not wait for what is being fetched.
+        """
         engine, routing = self._store.engines[pair.decode_id], self._store.routing
         route = routing.follow(engine.slot, len(submit.prompt_token_ids))
         routing.on_first_token(route)  # it is going to run there
-        if submit.block_keys and routing.looks_at_caches:
-            route.sent = routing.sent.add(engine.slot, submit.block_keys)
         pair.routes[submit.sequence_id] = route
         self._store.pairs[submit.sequence_id] = pair
         if (peer := pair.peer) is not None:

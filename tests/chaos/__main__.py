@@ -1,6 +1,6 @@
 """Servers under load whose processes are killed and whose surroundings fail, and what their clients and ledgers say.
 
-    python -m tests.chaos [--minutes 5] [--engines 1] [--executor vllm] [--tiers] [--seed N] [--json]
+    python -m tests.chaos [--minutes 5] [--engines 1|prefill:1,decode:2] [--executor vllm] [--tiers] [--seed N] [--json]
                           [--quick]
                           [--parts load clients tokens] [--clients 10000] [--tokens 12]
 
@@ -41,7 +41,7 @@ PARTS = ("load", "clients", "tokens")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0, help="of the part `load` (default: %(default)s)")
-    parser.add_argument("--engines", type=int, default=1, help="of each server (default: %(default)s)")
+    parser.add_argument("--engines", default="1", help="of each server, as for `quipu serve` (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=10_000, help="that vanish (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=12, help="at which an engine is killed (default: %(default)s)")
     parser.add_argument("--executor", choices=["vllm"], help="of the model (default: our kernels)")
@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
 
     seed = int.from_bytes(os.urandom(4)) if arguments.seed is None else arguments.seed
     quick = arguments.quick
-    num_engines: int = arguments.engines
-    report: dict[str, Any] = {"seed": seed, "engines": num_engines, "left_out": []}
+    engines: str = arguments.engines
+    report: dict[str, Any] = {"seed": seed, "engines": engines, "left_out": []}
     began = time.monotonic()
     for part in arguments.parts:
         if not arguments.json:
@@ -75,14 +75,14 @@ def main(argv: list[str] | None = None) -> int:
                     seconds = 2.0 if quick else 60 * arguments.minutes
                     left_out = report["left_out"]
                     report["load"] = run_load(
-                        folder, seconds, seed, left_out, num_engines, quick=quick, has_tiers=arguments.tiers
+                        folder, seconds, seed, left_out, engines, quick=quick, has_tiers=arguments.tiers
                     )
                 case "clients":
                     num_clients = 20 if quick else arguments.clients
-                    report["clients"] = run_vanishing_clients(folder, num_clients, seed, num_engines)
+                    report["clients"] = run_vanishing_clients(folder, num_clients, seed, engines)
                 case _:
                     num_tokens, num_kinds = (1, 1) if quick else (arguments.tokens, 5)
-                    report["tokens"] = run_every_token(folder, num_engines, num_tokens, num_kinds)
+                    report["tokens"] = run_every_token(folder, engines, num_tokens, num_kinds)
     report["seconds"] = round(time.monotonic() - began, 1)
     report["problems"] = [problem for part in arguments.parts for problem in report[part].pop("problems")]
     print(json.dumps(report, indent=None if arguments.json else 2))

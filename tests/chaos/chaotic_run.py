@@ -28,7 +28,7 @@ from tests.chaos.disturbances import (
 from tests.chaos.load import Tally, ask_undisturbed, run_client
 from tests.chaos.questions import fixed_questions
 from tests.chaos.tier_faults import Tiers
-from tests.e2e.engine_list import engine_samples, list_engines, wait_all_ready
+from tests.e2e.engine_list import count_engines, engine_samples, list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command, start_quipu
 from tests.postgres import CannotRun, Postgres, running_cluster
 from tests.processes import eventually, free_ports, has_ended
@@ -66,7 +66,7 @@ class Scene:
     name: str
     folder: Path
     flags: list[str]
-    num_engines: int
+    engines: str
     num_clients: int
     asks_fresh: bool
     database: Postgres | None = None
@@ -80,26 +80,27 @@ def run_load(
     seconds: float,
     seed: int,
     left_out: list[str],
-    num_engines: int,
+    engines: str,
     *,
     quick: bool,
     has_tiers: bool = False,
 ) -> dict[str, Any]:
-    """Run the load for `seconds`, on servers of `num_engines` each. Adds to `left_out` what cannot be done here.
+    """Run the load for `seconds`, on servers with these `--engines` each. Adds to `left_out` what cannot be done here.
 
     Returns the report.
     """
     timeline, stopping = Timeline(), threading.Event()
     pace = Pace(0.5, 1.0, 0.2, ("killed", "paused")) if quick else Pace()
+    num_engines = count_engines(engines)
     if num_engines > 1:
         pace = attrs.evolve(pace, kinds=(*pace.kinds, *("replaced",) * NUM_REPLACED))
     with ExitStack() as stack:
         name, flags = ("tiny model on vLLM", ON_VLLM) if EXECUTOR == "vllm" else ("fake executor", FAKE)
-        scenes = [_stored_scene(name, flags, folder, left_out, stack, num_engines, quick=quick)]
+        scenes = [_stored_scene(name, flags, folder, left_out, stack, engines, quick=quick)]
         if quick:
             left_out.append("the tiny model and PostgreSQL: --quick")
         elif EXECUTOR != "vllm":
-            tiny = Scene("tiny model", folder / "tiny", TINY_MODEL, num_engines, NUM_TINY_CLIENTS, asks_fresh=False)
+            tiny = Scene("tiny model", folder / "tiny", TINY_MODEL, engines, NUM_TINY_CLIENTS, asks_fresh=False)
             scenes.append(tiny)
         tiers: dict[str, Tiers] = {}
         if has_tiers:
@@ -170,7 +171,7 @@ def _stored_scene(
     folder: Path,
     left_out: list[str],
     stack: ExitStack,
-    num_engines: int,
+    engines: str,
     *,
     quick: bool,
 ) -> Scene:
@@ -182,7 +183,7 @@ def _stored_scene(
         left_out.append(f"disk full: {why}")
     is_fake = flags is FAKE
     num_clients = NUM_QUICK if quick else NUM_CLIENTS if is_fake else NUM_TINY_CLIENTS
-    scene = Scene(name, disk / "server", flags, num_engines, num_clients, asks_fresh=is_fake)
+    scene = Scene(name, disk / "server", flags, engines, num_clients, asks_fresh=is_fake)
     scene.disk = disk if why is None else None
     if not quick:
         try:
@@ -197,7 +198,7 @@ def _stored_scene(
 def _serving(scene: Scene) -> Iterator[Server]:
     """Run a server until the block is left; what it logs may be lost when its disk is full."""
     (port,) = free_ports(1)
-    flags = ["--engines", str(scene.num_engines), "--port", str(port)]
+    flags = ["--engines", scene.engines, "--port", str(port)]
     if scene.url is not None:
         os.environ["QUIPU_LEDGER_URL"] = scene.url
     try:

@@ -30,6 +30,7 @@ from tests.tiny import EXECUTOR
 READY_S = 240.0 if EXECUTOR == "vllm" else 90.0
 """How long a server may take to be ready after a disturbance: a hung engine is found after 8 seconds, and vLLM is
 imported in ten on an idle machine."""
+ROLES = ("prefill", "decode", "mixed")
 GRACE_S = 4.0
 """How long after a disturbance a server may still refuse requests."""
 SPARE_BYTES = 24 << 20
@@ -146,18 +147,26 @@ def _disturb_engine(pid: int, kind: str, pace: Pace, rng: random.Random) -> None
 
 
 def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) -> None:
-    """Drain an engine or remove it, if another is ready, and start one in its place."""
+    """Drain an engine or remove it, if another is ready, and start one in its place; or give it another role."""
     server = engines.server
-    ready_ids = [its["id"] for its in _listed(server) if its["state"] == "ready"]
-    if len(ready_ids) < 2:
+    roles = {its["id"]: its["role"] for its in _listed(server) if its["state"] == "ready"}
+    if len(roles) < 2:
         return
-    engine_id = rng.choice(ready_ids)
-    manner = rng.choice(("drained: finish", "drained: hand over", "removed"))
+    engine_id = rng.choice(list(roles))
+    if set(roles.values()) != {"mixed"} and rng.random() < 0.3:
+        with timeline.during(server, "engine in another role"):
+            for role in (rng.choice(ROLES), roles[engine_id]):
+                _answer(server, "PATCH", f"/{engine_id}", {"role": role})
+                time.sleep(rng.uniform(0.2, 2.0))
+        return
+    manner = rng.choice(("drained: finish", "drained: hand over", "drained: move", "removed"))
     with engines.starting, timeline.during(server, f"engine {manner}"):
         match manner:
             case "drained: finish":
                 body = {"mode": "finish", "timeout_s": rng.choice((0.2, 30.0))}
                 answer = _until_answered(server, "POST", f"/{engine_id}/drain", body)
+            case "drained: move":
+                answer = _until_answered(server, "POST", f"/{engine_id}/drain", {"mode": "move"})
             case "drained: hand over":
                 answer = _until_answered(server, "POST", f"/{engine_id}/drain", {"mode": "hand_over"})
             case _:
@@ -167,7 +176,7 @@ def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) ->
         assert answer.status_code in (202, 404), answer.text
         # the answer may be lost although one was added
         while _num_besides(server, engine_id) < engines.number:
-            _answer(server, "POST", "", {"count": 1})
+            _answer(server, "POST", "", {"count": 1, "role": roles[engine_id]})
         eventually(lambda: not any(its["state"] == "starting" for its in _listed(server)), "it has started", READY_S)
 
 

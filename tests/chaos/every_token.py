@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.questions import REGEX, Clients, Manner, Question, ask, openai_question
-from tests.e2e.engine_list import busy_engine, engine_pids, wait_all_ready
+from tests.e2e.engine_list import busy_engine, count_engines, engine_pids, wait_all_ready
 from tests.e2e.prompts import text_prompt, token_prompt
 from tests.e2e.servers import Server, serving
 
@@ -45,27 +45,27 @@ def questions(num_tokens: int) -> list[Question]:
     ]
 
 
-def run_every_token(folder: Path, num_engines: int, num_tokens: int, num_kinds: int) -> dict[str, Any]:
+def run_every_token(folder: Path, engines: str, num_tokens: int, num_kinds: int) -> dict[str, Any]:
     """Kill engines at each of the first `num_tokens` tokens of `num_kinds` kinds of requests. Returns a report.
 
     Then the same is done with steps that yield up to `SEVERAL` tokens each.
     """
-    single = _run(folder / "server", num_engines, num_tokens, num_kinds, 1)
-    several = _run(folder / "several", num_engines, num_tokens, num_kinds, SEVERAL)
+    single = _run(folder / "server", engines, num_tokens, num_kinds, 1)
+    several = _run(folder / "several", engines, num_tokens, num_kinds, SEVERAL)
     added = {name: single[name] + several[name] for name in ("kills", "resumed", "problems")}
     return {"kinds": num_kinds, "tokens": num_tokens, **added}
 
 
-def _run(folder: Path, num_engines: int, num_tokens: int, num_kinds: int, most_tokens: int) -> dict[str, Any]:
+def _run(folder: Path, engines: str, num_tokens: int, num_kinds: int, most_tokens: int) -> dict[str, Any]:
     problems: list[str] = []
     num_kills = 0
-    with serving(folder, *FLAGS, "--engines", str(num_engines), "--fake-most-tokens", str(most_tokens)) as server:
+    with serving(folder, *FLAGS, "--engines", engines, "--fake-most-tokens", str(most_tokens)) as server:
         clients = Clients(server)
         for question in questions((num_tokens + NUM_MORE) * most_tokens)[:num_kinds]:
             expected = ask(question, clients, Manner()).content
             for at in range(num_tokens):
                 for _ in range(MAX_TRIES):
-                    answer, was_killed = _ask_and_kill(question, clients, server, num_engines, at)
+                    answer, was_killed = _ask_and_kill(question, clients, server, engines, at)
                     if answer != expected:
                         problems.append(f"{question.name}, killed at token {at}: {answer} instead of {expected}"[:1000])
                     if was_killed:
@@ -82,10 +82,10 @@ def _run(folder: Path, num_engines: int, num_tokens: int, num_kinds: int, most_t
 
 
 def _ask_and_kill(
-    question: Question, clients: Clients, server: Server, num_engines: int, at: int
+    question: Question, clients: Clients, server: Server, engines: str, at: int
 ) -> tuple[dict[str, Any], bool]:
     """Ask, and kill the engine `at` steps after the request runs. Returns the answer, and whether one was killed."""
-    wait_all_ready(server, num_engines)
+    wait_all_ready(server, count_engines(engines))
     pids = engine_pids(server)
     has_ended = threading.Event()
     was_killed: list[bool] = []

@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from tests.chaos.counted_server import FILE
-from tests.e2e.engine_list import wait_all_ready
+from tests.e2e.engine_list import count_engines, wait_all_ready
 from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import Server, eventually, num_files, serve_command, settled_num_files
 from tests.e2e.vanishing import EventClock, draw_behaviours, read_steadily, vanish
@@ -34,13 +34,13 @@ MAY_BE_FEWER = ("tasks", "files", "engine_files", "threads", "processes")
 
 
 @contextmanager
-def counted(folder: Path, num_engines: int) -> Iterator[Server]:
+def counted(folder: Path, engines: str) -> Iterator[Server]:
     """Run a server whose web process counts what it holds."""
     log_path, counts = folder / "server.log", folder / "counts.json"
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, FILE: str(counts), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "tests.chaos.counted_server", *serve_command(*FLAGS)]
-    command += ["--engines", str(num_engines)]
+    command += ["--engines", engines]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             [*command, "--port", "0"], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=log
@@ -48,7 +48,7 @@ def counted(folder: Path, num_engines: int) -> Iterator[Server]:
     server = Server(process, log_path)
     try:
         server.wait_listening()
-        wait_all_ready(server, num_engines)
+        wait_all_ready(server, count_engines(engines))
         yield server
         assert server.stop() == 0, server.log_text[-2000:]
     finally:
@@ -74,10 +74,10 @@ def held(server: Server, folder: Path) -> dict[str, Any]:
     }
 
 
-def run_vanishing_clients(folder: Path, num_clients: int, seed: int, num_engines: int) -> dict[str, Any]:
+def run_vanishing_clients(folder: Path, num_clients: int, seed: int, engines: str) -> dict[str, Any]:
     """Run clients in rounds. Returns a report."""
     problems: list[str] = []
-    with counted(folder, num_engines) as server:
+    with counted(folder, engines) as server:
         assert server.complete(token_prompt("before", 57), max_tokens=12).status_code == 200
         trio.run(_one_round, server, seed - 1, min(num_clients, 20))  # starts everything that is started only once
         before = _at_rest(server, folder)

@@ -22,6 +22,11 @@ def list_engines(server: Server) -> list[dict[str, Any]]:
     return engines
 
 
+def count_engines(flag: str) -> int:
+    """Return how many engines `--engines` starts: `3`, or `prefill:1,decode:2`."""
+    return sum(int(part.rpartition(":")[2]) for part in flag.split(","))
+
+
 def wait_all_ready(server: Server, num_engines: int, within_s: float = PATIENCE_S) -> None:
     """Wait until a server has `num_engines` engines, all of them ready."""
 

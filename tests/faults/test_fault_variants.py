@@ -20,14 +20,15 @@ from tests.faults.deadly_engines import Deaths, ask, open_deadly, settle
 from tests.grammars import EOS
 from tests.prompts import prompt_of
 from tests.runtimes import most_tokens, small_runtime, value_of
+from tests.several_engines import Variant
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 
 async def test_parameters_take_effect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both kinds of runtime, rows advance by up to as many positions as the test's parameter says."""
-    variant: tuple[int, int] = request.node.callspec.params["engines"]
-    _, most = variant
+    variant: Variant = request.node.callspec.params["engines"]
+    most = variant.tokens
     advances: Counter[int] = Counter()
     run = Executor.run
 

@@ -37,5 +37,22 @@ ONE_ENGINE = {
 """Tests that need to know which engine serves, and why."""
 
 
+_NO_ROLES = "its requests end with their engine, so that engines have no roles"
+NOT_APART = {
+    "test_complete_retries_are_billed": _NO_ROLES,
+    "test_cut_short_retries_are_billed": _NO_ROLES,
+    "test_key_does_not_change_the_bill": _NO_ROLES,
+    "test_retry_names_the_first_request": _NO_ROLES,
+    "test_retry_after_a_crash": _NO_ROLES,
+    "test_billed_if_not_the_servers_fault": _NO_ROLES,
+    "test_repeated_result": "the end of a prompt that fills no block is computed twice",
+    "test_preempted_request_keeps_its_hit": "tells the preempted ones by their second admission",
+    "test_waiting_for_blocks": "the engine for prefill has room as soon as a prompt is computed",
+}
+"""Tests of which an engine must do all, and why."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    parametrize(metafunc, two_engines=metafunc.function.__name__ not in ONE_ENGINE, several_tokens=True)
+    name = metafunc.function.__name__
+    is_any = name not in ONE_ENGINE
+    parametrize(metafunc, two_engines=is_any, several_tokens=True, apart=is_any and name not in NOT_APART)

@@ -151,8 +151,9 @@ class TierLoads:
             slots = [0] * len(stretch.keys) if index is None else index.read(stretch.keys)
             begin = stretch.first - first
             targets = blocks[begin : begin + len(slots)]
+            waits = is_ahead and stretch.tier is Tier.PEER
             move = self._outbox.begin(
-                stretch.tier, Tier.DEVICE, slots, targets, stretch.keys, stretch.peer, waits=is_ahead
+                stretch.tier, Tier.DEVICE, slots, targets, stretch.keys, stretch.peer, waits=waits
             )
             parts[move.number] = LoadPart(stretch, slots)
         load = Load(

@@ -6,17 +6,19 @@ import pytest
 import trio
 
 from tests.runtimes import small_runtime
+from tests.several_engines import Variant
 from tests.traps.wire import prompt_of
 
 
 async def test_parameters_take_effect(request: pytest.FixtureRequest, autojump_clock: trio.abc.Clock) -> None:
     """A runtime has as many engines, and a step yields as many tokens, as the test's parameter says."""
-    variant: tuple[int, int] = request.node.callspec.params["engines"]
-    engines, tokens = variant
+    variant: Variant = request.node.callspec.params["engines"]
     async with small_runtime() as client:
         started = trio.current_time()
         await client.ask(prompt_of(20), max_tokens=40)
         steps = (trio.current_time() - started) / client.dials.step_seconds
-        assert len(client.runtime.desk.engines()) == engines
-        assert client.dials.most_tokens == tokens
-        assert (steps < 40) == (tokens > 1)
+        assert len(client.runtime.desk.engines()) == variant.engines
+        assert client.dials.most_tokens == variant.tokens
+        assert (steps < 40) == (variant.tokens > 1)
+        served = [its.num_computed_tokens > 0 for its in client.runtime.desk.pool]
+        assert served.count(True) == (2 if variant.is_apart else 1)
