@@ -173,6 +173,9 @@ class LoopLink:
         await self.send(Emptied(here.buffer))
 
     async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
         self._sends.close()
         self._receives.close()
 
@@ -181,18 +184,20 @@ class LoopLink:
 class LoopListener:
     address: str
     _network: LoopNetwork
-    _incoming: tuple[trio.MemorySendChannel[PeerLink], trio.MemoryReceiveChannel[PeerLink]] = attrs.field(
-        factory=lambda: trio.open_memory_channel[PeerLink](math.inf)
+    _incoming: tuple[trio.MemorySendChannel[LoopLink], trio.MemoryReceiveChannel[LoopLink]] = attrs.field(
+        factory=lambda: trio.open_memory_channel[LoopLink](math.inf)
     )
 
     async def accept(self) -> PeerLink:
         return await self._incoming[1].receive()
 
-    def offer(self, link: PeerLink) -> None:
+    def offer(self, link: LoopLink) -> None:
         self._incoming[0].send_nowait(link)
 
     def close(self) -> None:
         self._network.forget(self.address)
+        while self._incoming[1].statistics().current_buffer_used:
+            self._incoming[1].receive_nowait().close_now()
 
 
 class LoopNetwork:
@@ -226,6 +231,6 @@ class LoopNetwork:
         sends: trio.MemorySendChannel[PeerMessage],
         receives: trio.MemoryReceiveChannel[PeerMessage],
         buffers: list[memoryview],
-    ) -> PeerLink:
+    ) -> LoopLink:
         """Make one end. Tests replace this, to lose messages."""
         return LoopLink(sends, receives, buffers)

@@ -19,7 +19,6 @@ from quipu.actors.engine.peers.peer_link import (
     LoopLink,
     LoopNetwork,
     Over,
-    PeerLink,
     PeerMessage,
     Want,
 )
@@ -76,7 +75,7 @@ class FaultyNetwork(LoopNetwork):
         sends: trio.MemorySendChannel[PeerMessage],
         receives: trio.MemoryReceiveChannel[PeerMessage],
         buffers: list[memoryview],
-    ) -> PeerLink:
+    ) -> LoopLink:
         return FaultyLink(sends, receives, buffers, network=self)
 
 
