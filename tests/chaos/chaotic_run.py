@@ -199,6 +199,8 @@ def _serving(scene: Scene) -> Iterator[Server]:
     """Run a server until the block is left; what it logs may be lost when its disk is full."""
     (port,) = free_ports(1)
     flags = ["--engines", scene.engines, "--port", str(port)]
+    if ":" in scene.engines:
+        flags += ["--prefill-local-tokens", "0"]  # prompts are short
     if scene.url is not None:
         os.environ["QUIPU_LEDGER_URL"] = scene.url
     try:
