@@ -9,6 +9,7 @@ blocks are fetched only from an engine that is ready in the incarnation that has
 from __future__ import annotations
 
 import attrs
+import numpy as np
 
 from ..channel import Poster
 from ..messages.accountant import Refused, Routed
@@ -17,6 +18,7 @@ from ..messages.peers import Peer
 from ..messages.scheduler import Submit
 from ..request_desk.engine_pool import EnginePool
 from ..request_desk.live_sequences import LiveSequences
+from .overlaps import raise_to
 from .route_store import ReadyEngine, RouteStore
 
 
@@ -48,11 +50,31 @@ class Resuming:
         return any(e.is_wanted and e.ready is not None and e.ready.numerics == numerics for e in self._pool)
 
     def peer_for(self, submit: Submit, engine: ReadyEngine) -> Peer | None:
-        """Return from where an engine may fetch the blocks of a sequence that it resumes."""
+        """Return from where an engine may fetch the blocks of a sequence that it resumes.
+
+        That is the engine that it has left or, if that is gone, the one that has cached most of its prompt.
+        """
         live = self._sequences.find(submit.sequence_id)
-        if live is None or (former := live.former) is None:
+        if live is None:
             return None
-        holder = self._store.engines.get(former.peer.engine_id)
-        if holder is None or holder is engine or holder.incarnation != former.incarnation:
+        if (former := live.former) is not None:
+            holder = self._store.engines.get(former.peer.engine_id)
+            if holder is not None and holder.incarnation == former.incarnation:
+                return None if holder is engine else former.peer
+        # without output it may not have been admitted yet, and its first admission tells what is cached
+        return self._best_holder(submit, engine) if submit.output_token_ids else None
+
+    def _best_holder(self, submit: Submit, engine: ReadyEngine) -> Peer | None:
+        """Return the engine that has cached most of a prompt, if that is more than `engine` has."""
+        if not submit.block_keys or self._store.is_to_be_careful:
             return None
-        return former.peer
+        routing = self._store.routing
+        cached = np.zeros(len(routing.loads.in_use))
+        raise_to(cached, routing.index.match(submit.block_keys))
+        holders = [
+            other
+            for other in self._store.engines.values()
+            if other.peer_address and other.numerics == engine.numerics and cached[other.slot] > cached[engine.slot]
+        ]
+        best = max(holders, key=lambda other: cached[other.slot], default=None)
+        return None if best is None else Peer(best.engine_id, best.peer_address)

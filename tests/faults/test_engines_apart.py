@@ -19,7 +19,16 @@ from quipu.actors.messages.scheduler import Granted
 from quipu.actors.request_desk.health import DrainMode
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client, assert_nothing_routed, full_blocks, small_runtime, text_of
+from tests.runtimes import (
+    BLOCK,
+    Answer,
+    Client,
+    assert_nothing_routed,
+    full_blocks,
+    kill_engine,
+    small_runtime,
+    text_of,
+)
 from tests.traps.wire import samples, settle
 
 MAX_TOKENS = 12
@@ -195,3 +204,25 @@ async def test_clients_leave_at_any_time(autojump_clock: trio.testing.MockClock)
         for engine in client.engines:
             tiers = engine.block_manager.tiers
             assert tiers is not None and not tiers.loads.are_under_way and not engine.block_manager.lending.num_blocks
+
+
+async def test_dead_decode_side_finds_blocks_at_its_peer(autojump_clock: trio.testing.MockClock) -> None:
+    """What the prefill side still holds is fetched once more by the engine that continues for a dead one."""
+    async with small_runtime(**apart(PREFILL, DECODE, DECODE, restart_backoff_s=60.0)) as client:
+        answers: list[Answer] = []
+
+        async def ask() -> None:
+            answers.append(await client.ask(PROMPTS[0], max_tokens=200))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(0.3)
+            (busy,) = (engine.engine_id for engine in client.runtime.desk.pool if engine.num_running)
+            assert busy in (1, 2)
+            kill_engine(client, busy)
+        (answer,) = answers
+        assert answer.texts[0] == text_of(continuation(PROMPTS[0], 200))
+        record = answer.record
+        assert (record.num_engine_deaths, record.disputed) == (1, False)
+        assert record.moved_tokens == 2 * full_blocks(len(PROMPTS[0])), "it was moved to the first, and to the second"
+        assert (record.engine, record.decode_engine) == (0, 3 - busy)
