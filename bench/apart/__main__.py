@@ -88,6 +88,7 @@ def row_of(fleet: Fleet, rate: float, outcome: Outcome) -> dict[str, Any]:
         "apart": outcome.num_apart,
         "moved_tokens": outcome.num_moved,
         "again_tokens": outcome.num_again,
+        "preempted": outcome.num_preempted,
         "busy_prefill": round(outcome.busy_prefill, 3),
         "busy_decode": round(outcome.busy_decode, 3),
     }

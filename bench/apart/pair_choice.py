@@ -1,7 +1,7 @@
-"""Which two engines a prompt goes to: one computes it, the other goes on.
+"""Which engines a prompt goes to: the router's own choice, among simulated engines.
 
-Used by `timed_cluster.py`. The engine for decoding is the one whose sequences hold the fewest blocks, less those of the
-prompt that it holds already; the engine for prefill is chosen by the routing policy.
+Used by `timed_cluster.py`, in the place of `actors/router/dispatch.py` and `actors/router/paired_prompts.py`, which do
+the same with messages.
 """
 
 from __future__ import annotations
@@ -10,30 +10,38 @@ from collections.abc import Sequence
 
 import attrs
 
+from quipu.actors.channel import Channel
+from quipu.actors.config.engine_roles import EngineRole
+from quipu.actors.request_desk.engine_pool import EngineMessage
+from quipu.actors.router.pairs import PairPolicy, stays
+from quipu.actors.router.route_store import ReadyEngine
 from quipu.actors.router.routing import Route, Routing
 
 
 @attrs.frozen
 class Pair:
-    decode: Route
-    prefill: Route | None
-    """None: the engine for decoding computes the prompt itself."""
+    first: Route
+    """Where the prompt is computed, unless it is cached there."""
+    then: Route | None
+    """Where it continues after its first token. None: it stays."""
 
 
-def choose_pair(
-    routing: Routing,
-    keys: Sequence[bytes],
-    num_tokens: int,
-    prefill: Sequence[int],
-    decode: Sequence[int],
-    *,
-    block_size: int,
-    local_tokens: int,
-) -> Pair:
-    """Choose one engine of each role for a prompt of `num_tokens`, and note that it is sent there."""
-    held = routing.overlap(keys).held
-    slot = min(decode, key=lambda one: routing.loads.blocks[one] - held[one])
-    num_held = min(int(held[slot]) * block_size, num_tokens - 1)
-    if num_tokens - num_held <= local_tokens:
-        return Pair(routing.send(slot, keys, num_tokens, num_held, None), None)
-    return Pair(routing.follow(slot, num_tokens), routing.route(keys, num_tokens, slots=prefill))
+class PairChoice:
+    def __init__(self, routing: Routing, roles: Sequence[EngineRole], local_tokens: int) -> None:
+        """`roles`: by slot."""
+        self._routing = routing
+        self._policy = PairPolicy(routing, local_tokens)
+        queue: Channel[EngineMessage] = Channel(1)  # nothing is put into it
+        self._engines = [ReadyEngine(slot, 1, slot, "", queue, role) for slot, role in enumerate(roles)]
+
+    def choose(self, keys: Sequence[bytes], num_tokens: int, *, continues: bool) -> Pair:
+        """Choose engines for a prompt, and note that it is sent there."""
+        plan = self._policy.plan(self._engines, keys, num_tokens, continues=continues)
+        first = self._routing.route(keys, num_tokens, slots=plan.slots)
+        if plan.decode is None or stays(self._engines[first.slot], plan.decode):
+            return Pair(first, None)
+        slot = plan.decode.slot
+        then = self._routing.follow(slot, num_tokens)
+        self._routing.on_first_token(then)  # it is going to run there
+        then.sent = self._routing.sent.add(slot, keys) if keys else None
+        return Pair(first, then)

@@ -154,12 +154,16 @@ async def continue_one(engine: DrivenEngine, other: PrefillSide, prompt: list[in
     return Continued(first["first_at"], served)
 
 
-def copy_s(num_bytes: int) -> float:
-    """Return the time of a plain copy by one thread."""
-    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
-    started = time.perf_counter()
-    target[:] = source
-    return time.perf_counter() - started
+class PlainCopy:
+    """A copy by one thread between two places that were touched."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._source, self._target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
+
+    def seconds(self) -> float:
+        started = time.perf_counter()
+        self._target[:] = self._source
+        return time.perf_counter() - started
 
 
 async def measure(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
@@ -176,14 +180,14 @@ async def measure(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
                 running(config_of(folder, num_tokens), UnixNetwork()) as engine,
             ):
                 num_bytes = engine.engine.executor.backend.memory_plan.block_bytes * (num_tokens // BLOCK_SIZE)
-                prompts = Prompts(num_tokens)
+                prompts, copy = Prompts(num_tokens), PlainCopy(num_bytes)
                 for index in range(rounds + 1):
                     late = await continue_one(engine, other, prompts.next(), is_ahead=False)
                     early = await continue_one(engine, other, prompts.next(), is_ahead=True)
                     if index:  # not the first, in which memory is touched
                         moved.append(late.served.token_s[0] - late.step_s)
                         ahead.append(early)
-                        copies.append(copy_s(num_bytes))
+                        copies.append(copy.seconds())
         finally:
             os.sched_setaffinity(0, cores)
     moved_s, memcpy_s = statistics.median(moved), statistics.median(copies)

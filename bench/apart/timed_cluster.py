@@ -5,8 +5,7 @@ the routing what it caches; `gpu_costs.py` says how long its steps take, `peer_m
 another. With roles, a request is computed on an engine for prefill, which draws its first token; meanwhile an engine
 for decoding fetches the blocks, and gets the request when the first token is known, as the web process would send it.
 
-What must always hold: every request is served to its end; all decisions are the product's own, except where the choice
-of a pair says otherwise (`pair_choice.py`).
+What must always hold: every request is served to its end; all decisions are the product's own.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from functools import partial
 import attrs
 
 from bench.apart.gpu_costs import GpuCosts, LinkCosts
-from bench.apart.pair_choice import choose_pair
+from bench.apart.pair_choice import PairChoice
 from bench.apart.peer_moves import PeerMoves
 from bench.routing.cluster import CacheTeller, RoutedJob
 from bench.simulated import Job, SimulatedEngine
+from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.engine.block_manager.lower_tier import TierPlan
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.peers import Fetch
@@ -58,8 +58,7 @@ class TimedEngine:
     """One engine, and what it is doing."""
 
     slot: int
-    decodes: bool
-    prefills: bool
+    role: EngineRole
     simulated: SimulatedEngine
     routes: dict[int, Route] = attrs.field(factory=dict)
     """Requests that were sent to it, or will be, and have not ended."""
@@ -97,6 +96,7 @@ class Outcome:
     """Prompt tokens whose blocks one engine fetched from another."""
     num_again: int
     """Prompt tokens that an engine for decoding computed after an engine for prefill."""
+    num_preempted: int
     num_apart: int
     """Requests whose two sides were on two engines."""
     busy_prefill: float
@@ -119,9 +119,10 @@ class TimedCluster:
         self._firsts, self._gaps, self._seconds = array("d"), array("d"), array("d")
         self._num_again = self._num_apart = 0
         self._routing = Routing(block_size=fleet.block_tokens, prefill_budget=fleet.step_tokens, seed=1)
-        roles = [(True, True)] * fleet.num_mixed
-        roles += [(True, False)] * fleet.num_prefill + [(False, True)] * fleet.num_decode
-        self._engines = [self._make_engine(prefills, decodes, longest) for prefills, decodes in roles]
+        roles = [EngineRole.MIXED] * fleet.num_mixed
+        roles += [EngineRole.PREFILL] * fleet.num_prefill + [EngineRole.DECODE] * fleet.num_decode
+        self._engines = [self._make_engine(role, longest) for role in roles]
+        self._pairs = PairChoice(self._routing, roles, fleet.local_tokens)
         self._moves: PeerMoves | None = None
         if not fleet.num_mixed:
             engines = {engine.slot: engine.simulated for engine in self._engines}
@@ -130,7 +131,7 @@ class TimedCluster:
                 engines, fleet.link, bytes_of_a_block, clock=lambda: self._now, at=self._at, on_loaded=self._pump
             )
 
-    def _make_engine(self, prefills: bool, decodes: bool, longest: int) -> TimedEngine:
+    def _make_engine(self, role: EngineRole, longest: int) -> TimedEngine:
         fleet = self._fleet
         num_blocks = fleet.kv_tokens // fleet.block_tokens
         limits = SchedulerConfig(
@@ -142,7 +143,7 @@ class TimedCluster:
         )
         tiers = None if fleet.num_mixed else TierPlan(has_peers=True)
         simulated = SimulatedEngine(limits, cache_outputs=False, explain_misses=False, tiers=tiers)
-        engine = TimedEngine(self._routing.add_engine(num_blocks), decodes, prefills, simulated)
+        engine = TimedEngine(self._routing.add_engine(num_blocks), role, simulated)
         simulated.on_tokens = partial(self._note_tokens, engine)
 
         def tell(what: Callable[..., object], *arguments: object) -> None:
@@ -172,9 +173,10 @@ class TimedCluster:
             sum(cached.values()),
             0 if self._moves is None else self._moves.num_blocks * self._fleet.block_tokens,
             self._num_again,
+            sum(engine.simulated.num_preemptions for engine in self._engines),
             self._num_apart,
-            _busy((engine for engine in self._engines if engine.prefills and not engine.decodes), seconds),
-            _busy((engine for engine in self._engines if engine.decodes), seconds),
+            _busy((engine for engine in self._engines if engine.role is EngineRole.PREFILL), seconds),
+            _busy((engine for engine in self._engines if engine.role.may_decode), seconds),
         )
 
     # ------------------------------------------------------------ time
@@ -191,37 +193,20 @@ class TimedCluster:
     # ------------------------------------------------------------ requests
 
     def _arrive(self, job: Job) -> None:
-        if self._moves is None:
-            route = self._routing.route(job.keys, job.num_prompt_tokens)
-            self._submit(self._engines[route.slot], job, route)
+        pair = self._pairs.choose(job.keys, job.num_prompt_tokens, continues=job.max_tokens > 1)
+        first = self._engines[pair.first.slot]
+        if pair.then is None:
+            self._submit(first, job, pair.first)
             return
-        prefill = [engine.slot for engine in self._engines if engine.prefills]
-        decode = [engine.slot for engine in self._engines if engine.decodes]
-        pair = choose_pair(
-            self._routing,
-            job.keys,
-            job.num_prompt_tokens,
-            prefill,
-            decode,
-            block_size=self._fleet.block_tokens,
-            local_tokens=self._fleet.local_tokens,
-        )
-        decoding = self._engines[pair.decode.slot]
-        if pair.prefill is None:
-            self._submit(decoding, job, pair.decode)
-            return
-        prefilling = self._engines[pair.prefill.slot]
-        if job.max_tokens == 1:
-            self._routing.drop(pair.decode)
-            self._submit(prefilling, job, pair.prefill)
-            return
+        assert self._moves is not None
         self._num_apart += 1
-        self._requests[job.id].next_engine = decoding
-        decoding.routes[job.id] = pair.decode
-        self._submit(prefilling, job, pair.prefill, leaves=True)
-        peer = self._moves.peer_of(prefilling.slot)
-        decoding.simulated.manager.fetch(Fetch(job.id, job.token_ids, job.root_key, job.keys, peer))
-        self._moves.carry(decoding.slot)
+        then = self._engines[pair.then.slot]
+        then.routes[job.id] = pair.then
+        self._requests[job.id].next_engine = then
+        self._submit(first, job, pair.first, leaves=True)
+        peer = self._moves.peer_of(first.slot)
+        then.simulated.manager.fetch(Fetch(job.id, job.token_ids, job.root_key, job.keys, peer))
+        self._moves.carry(then.slot)
 
     def _submit(self, engine: TimedEngine, job: Job, route: Route, *, leaves: bool = False) -> None:
         engine.routes[job.id] = route
@@ -267,7 +252,7 @@ class TimedCluster:
 
     def _note_token(self, engine: TimedEngine, sequence_id: int, request: _Request, route: Route) -> None:
         now = self._now
-        if not route.is_running:
+        if route.sent is not None or not route.is_running:
             self._routing.on_first_token(route)
         if request.is_first:
             request.is_first = False
