@@ -175,8 +175,7 @@ async def open_runtime(
         entry_store.cache.on_engine_gone(engine_id)
         forget_host(engine_id)
 
-    metrics.engines_desired.set_function(lambda: engines.num_desired)
-    metrics.engines_ready.set_function(lambda: engines.num_ready)
+    metrics.show_pool(engines)
     news = NewsInbox(route_store, routes)
     desk.control = manager = EngineManager(
         config, make_host, desk, accounts, news, show_ready=show_ready, show_removed=show_removed

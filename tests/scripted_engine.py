@@ -1,13 +1,13 @@
-"""An engine that reports what a test's script says: for tiers, failed loads, routers and disaggregated pairs.
+"""Engines that report what a test's script says: for tiers, failed loads, routers and disaggregated pairs.
 
-It uses the same link and socket format as a real engine, so everything on the web side is real. A script says what an
+They use the same link and socket format as a real engine, so everything on the web side is real. A script says what an
 engine, or a router in front of several, reports about each submitted sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
 from typing import Any
 
@@ -17,11 +17,13 @@ import trio
 import trio.testing
 
 from quipu.actors.accountant.journal import Journal
+from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import Side, StepReport
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scheduler import Abort, Submit
 from quipu.actors.messages.supervisor import EngineReady
+from quipu.actors.request_desk.engine_pool import EngineMessage
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials
 from tests.runtimes import BLOCK, Client, open_with_kept_vocabulary, runtime_config, serving_info
@@ -84,7 +86,17 @@ class Fail:
     error: str
 
 
-ScriptedEntry = Admit | Compute | Write | Revise | RouterEstimate | Token | Fail
+@attrs.frozen
+class Leave:
+    """End the sequence here, for another engine to continue it."""
+
+
+@attrs.frozen
+class Die:
+    """Let the engine die, without a report. Anything else about the sequence is for its next incarnation."""
+
+
+ScriptedEntry = Admit | Compute | Write | Revise | RouterEstimate | Token | Fail | Leave | Die
 Script = Callable[[Submit], Sequence[Sequence[ScriptedEntry]]]
 """The entries about a sequence, report by report."""
 
@@ -102,18 +114,27 @@ class ScriptedHost:
         self._number = 0
         self._live: set[int] = set()
         self._reporting = trio.Lock()
+        self._life = trio.CancelScope()
+        self.taken: list[EngineMessage] = []
+        """Everything that it was sent."""
 
     async def run(self, link: EngineLink) -> Death:
-        await link.deliver([EngineReady(link.incarnation, 64, BLOCK, "scripted", "none")])
-        async with trio.open_nursery() as nursery:
-            while True:
-                for message in await link.take():
-                    if isinstance(message, Submit):
-                        self._live.add(message.sequence_id)
-                        nursery.start_soon(self._play, link, over_the_wire(message))
-                    elif isinstance(message, Abort) and message.sequence_id in self._live:
-                        async with self._reporting:
-                            await self._report(link, message.sequence_id, [Fail("")])
+        self._number, self._reporting, self._life = 0, trio.Lock(), trio.CancelScope()
+        self._live.clear()
+        address = f"scripted:{link.incarnation}"
+        await link.deliver([EngineReady(link.incarnation, 64, BLOCK, "scripted", "none", peer_address=address)])
+        with self._life:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    for message in await link.take():
+                        self.taken.append(message)
+                        if isinstance(message, Submit):
+                            self._live.add(message.sequence_id)
+                            nursery.start_soon(self._play, link, over_the_wire(message))
+                        elif isinstance(message, Abort) and message.sequence_id in self._live:
+                            async with self._reporting:
+                                await self._report(link, message.sequence_id, [Leave()])
+        return Death("killed by the script")
 
     async def close(self) -> None:
         pass
@@ -123,6 +144,8 @@ class ScriptedHost:
             await trio.sleep(0.01)
             if submit.sequence_id not in self._live:
                 return
+            if Die() in entries:
+                self._life.cancel()
             async with self._reporting:
                 await self._report(link, submit.sequence_id, entries)
 
@@ -163,7 +186,11 @@ class ScriptedHost:
                     add(ended_ids=sequence_id, ended_reasons=FinishReason.LENGTH.value)
                     self._end(add, sequence_id, None)
             case Fail():
-                self._end(add, sequence_id, entry.error or None)
+                self._end(add, sequence_id, entry.error)
+            case Leave():
+                self._end(add, sequence_id, None)
+            case Die():
+                raise AssertionError("a dead engine reports nothing")
 
     def _end(self, add: Callable[..., None], sequence_id: int, error: str | None) -> None:
         self._live.discard(sequence_id)
@@ -184,15 +211,21 @@ async def scripted_runtime(
     make_host: Callable[[Script], ScriptedHost] = ScriptedHost,
     **changes: Any,
 ) -> AsyncIterator[Client]:
-    """Open the real web side with an engine that reports what `script` says."""
+    """Open the real web side with engines that report what `script` says; each has a host of its own."""
     config = runtime_config(**changes)
-    host = make_host(script)
     async with open_with_kept_vocabulary(
-        config, serving_info(config), lambda _: host, journal=journal, make_renderer=InlineRenderer
+        config, serving_info(config), lambda _: make_host(script), journal=journal, make_renderer=InlineRenderer
     ) as runtime:
-        while not runtime.desk.health().is_ready:
+        while not all(engine.is_ready for engine in runtime.desk.pool):
             await trio.lowlevel.checkpoint()
         yield Client(runtime, config, Dials())
+
+
+def scripted_pair(script: Script, **options: Any) -> AbstractAsyncContextManager[Client]:
+    """Open a runtime with two of them: number 0 is to compute prompts, number 1 to continue them."""
+    roles = (EngineRole.PREFILL, EngineRole.DECODE)
+    apart = {"num_engines": 2, "engine_roles": roles, "prefill_local_tokens": 0, "restart_backoff_s": 10.0}
+    return scripted_runtime(script, **{**apart, **options})
 
 
 async def settle_scripted(client: Client) -> None:

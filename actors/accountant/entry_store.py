@@ -39,7 +39,7 @@ from ..messages.explanations import ExplainedPrompt
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
-from .account_entries import Ended, Entry, Gap, Span
+from .account_entries import Admission, Ended, Entry, Gap, Span
 from .applied_effects import AppliedEffects
 from .upstream_answer import UpstreamAnswer
 
@@ -148,6 +148,10 @@ class RequestEntries:
     def num_computed(self, sequence_id: int) -> int:
         """Return up to which position a sequence was ever computed."""
         return max((entry.end for entry in self.entries[sequence_id] if type(entry) is Span), default=0)
+
+    def was_admitted(self, sequence_id: int) -> bool:
+        """Whether an engine has reported an admission of a sequence."""
+        return any(type(entry) is Admission for entry in self.entries[sequence_id])
 
     @property
     def may_close(self) -> bool:

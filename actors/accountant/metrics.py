@@ -7,7 +7,7 @@ request's numbers have that of its first admission (`collectors.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -17,6 +17,7 @@ from ..cache_insight.cache_watch import CacheWatch
 from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
 from ..messages.tiers import Tier
+from ..request_desk.engine_pool import EnginePool
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, EngineText, Value
 from .prompt_account import TIERS, UNATTRIBUTED
 from .tier_metrics import TierMetrics
@@ -164,9 +165,15 @@ class Metrics:
         """Show how the prefix cache was used lately."""
         self.registry.register(CacheCollector(self._model, cache))
 
-    def show_roles(self, look_up: Callable[[], Mapping[int, str]]) -> None:
-        """Show what each engine is for. `look_up` returns the role of each engine that there is, by its id."""
-        self.registry.register(EngineText("engine_role", "What the engine is for.", self._labels, "role", look_up))
+    def show_pool(self, pool: EnginePool) -> None:
+        """Show how many engines there are, and what each is for, whenever metrics are read."""
+
+        def roles() -> Mapping[int, str]:
+            return {engine.engine_id: engine.role for engine in pool}
+
+        self.engines_desired.set_function(lambda: pool.num_desired)
+        self.engines_ready.set_function(lambda: pool.num_ready)
+        self.registry.register(EngineText("engine_role", "What the engine is for.", self._labels, "role", roles))
 
     def count_cached(self, by_tier: Mapping[str, int], engine_id: int | None) -> None:
         for tier, num_tokens in by_tier.items():

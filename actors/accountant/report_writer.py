@@ -121,7 +121,10 @@ class ReportWriter:
     def _resume_elsewhere(self, sequence_id: int) -> bool:
         """Resume a sequence on another engine if this one has ended it for that."""
         request = self._store.by_sequence.get(sequence_id)
-        if request is None or request.has_gap or not self._sequences.resume_elsewhere(sequence_id):
+        if request is None or request.has_gap:
+            return False
+        was_admitted = request.was_admitted(sequence_id)
+        if not self._sequences.resume_elsewhere(sequence_id, was_admitted=was_admitted):
             return False
         request.add(sequence_id, HandedOver())
         return True

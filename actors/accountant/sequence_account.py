@@ -50,8 +50,8 @@ class SequenceAccount:
     """Prompt positions that came from another engine, by the id of the engine that they came to."""
     first_admission: Admission | None = None
     """The first one that may be a hit..."""
-    last_admission: Admission | None = None
-    """...and the last of all."""
+    continued_by: Admission | None = None
+    """...and the last one by another process of an engine."""
     admissions: list[Admission] = attrs.field(factory=list)
     """Those of an engine that counts what it reuses."""
     num_revised: int = 0
@@ -73,7 +73,8 @@ class SequenceAccount:
         if is_first:
             self.first_admission = admission
             self.counts_reuse = admission.reused is not None
-        self.last_admission = admission
+        elif self.first_admission is not None and admission.incarnation != self.first_admission.incarnation:
+            self.continued_by = admission
         takes_over = admission.side is Side.DECODE and admission.number == 1
         moved = admission.moved(admission.read)
         for start, end in moved.intervals:
@@ -95,12 +96,6 @@ class SequenceAccount:
     @property
     def is_admitted(self) -> bool:
         return self.first_admission is not None
-
-    @property
-    def continued_by(self) -> Admission | None:
-        """Its last admission, if that was by another process of an engine than the first one."""
-        first, last = self.first_admission, self.last_admission
-        return last if first and last and first.incarnation != last.incarnation else None
 
     def compute(self, start: int, end: int) -> None:
         """Book one span whose KV a step wrote."""

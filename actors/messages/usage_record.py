@@ -64,8 +64,8 @@ class UsageRecord:
     incarnation: int | None = None
     """Which of the processes started so far that engine was."""
     decode_engine: int | None = None
-    """The engine that continued it last, after its first one had computed its prompt, was to end, or had died. None:
-    the first one did everything, or the record is an older server's."""
+    """The last other engine that continued it, after its first one had computed its prompt, was to end, or had died.
+    None: the first one did everything, or the record is an older server's."""
     decode_incarnation: int | None = None
     """Which of the processes started so far that was."""
     router_estimate: int | None = None

@@ -73,10 +73,10 @@ class LiveSequence:
         """Whether this is the engine that it left with its blocks."""
         return self.former is not None and self.former.peer.engine_id == engine.engine_id
 
-    def leave(self) -> None:
-        """Note that its engine has ended it, so that another one resumes it."""
+    def leave(self, *, with_blocks: bool = True) -> None:
+        """Note that its engine has ended it, so that another one resumes it. `with_blocks`: it has any there."""
         self.leaves_as_planned = self.ends_after_prefill and not self.is_handed_over
-        self.is_moving = self.moves and self.held_at is not None
+        self.is_moving = self.moves and with_blocks and self.held_at is not None
         if self.is_moving:
             self.former = self.held_at
         self.forget_engine()

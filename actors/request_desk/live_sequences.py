@@ -282,8 +282,8 @@ class LiveSequences:
                 engine.queue.post(Abort(sequence_id))
         return num_handed_over
 
-    def resume_elsewhere(self, sequence_id: int) -> bool:
-        """Submit a sequence again that an engine has ended so that another one resumes it.
+    def resume_elsewhere(self, sequence_id: int, *, was_admitted: bool = True) -> bool:
+        """Submit a sequence again that an engine has ended so that another one resumes it, with blocks if it had any.
 
         Returns False for one that has ended for good, or has no such engine.
         """
@@ -292,7 +292,7 @@ class LiveSequences:
             return False
         if not (live.is_handed_over or live.ends_after_prefill):
             return False
-        live.leave()
+        live.leave(with_blocks=was_admitted)
         (again,) = submit_again([live])
         # those of its group that follow are not announced a second time
         self._channel.post_first([attrs.evolve(again, num_to_come=0, tokens_to_come=0)])

@@ -9,6 +9,7 @@ import trio
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
 from tests.journals import KeptJournal
@@ -70,6 +71,23 @@ async def test_every_documented_metric_exists(autojump_clock: trio.abc.Clock) ->
         for label, values in VALUES.items():
             if label in labels:
                 assert {sample.labels[label] for sample in family.samples} == values
+
+
+async def test_roles_of_engines(autojump_clock: trio.abc.Clock) -> None:
+    """Each engine is shown with its role, which may be changed while it serves."""
+    roles = (EngineRole.PREFILL, EngineRole.DECODE)
+    async with small_runtime(num_engines=2, engine_roles=roles) as client:
+
+        def shown() -> set[tuple[str, str]]:
+            return {
+                (sample.labels["engine"], sample.labels["role"])
+                for sample in families(client)["quipu:engine_role"].samples
+                if sample.value == 1
+            }
+
+        assert shown() == {("0", "prefill"), ("1", "decode")}
+        client.runtime.desk.control.set_role(1, EngineRole.MIXED)
+        assert shown() == {("0", "prefill"), ("1", "mixed")}
 
 
 async def test_gauges_of_a_running_engine(autojump_clock: trio.abc.Clock) -> None:

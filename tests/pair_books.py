@@ -1,0 +1,50 @@
+"""What must be true of counters and records once no account is open, for tests with a pair of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quipu.actors.messages.counts import Known
+from quipu.actors.messages.usage_record import UsageRecord
+from tests.runtimes import Client
+
+
+def check_books(client: Client, records: Sequence[UsageRecord]) -> None:
+    """Check that nothing is disputed, and that the counters of each engine are sums over these records."""
+    metrics, engines = client.runtime.metrics, [engine.engine_id for engine in client.runtime.desk.pool]
+    is_pair = len(engines) == 2
+    assert client.runtime.entry_store.num_open_accounts == 0
+    assert not any(record.disputed for record in records)
+    for engine in (None, *engines):
+        own = [record for record in records if record.engine == engine]
+        told = [record for record in own if isinstance(record.cached, Known)]
+        assert metrics.usage_disputed.value(engine) == 0
+        assert metrics.prompt_tokens.value(engine) == sum(record.prompt_tokens or 0 for record in own)
+        assert metrics.prefix_cache_hits.value(engine) == sum(record.cached_tokens or 0 for record in told)
+        assert metrics.cached_tokens.value(engine, "unattributed") == 0
+        assert metrics.generation_tokens.value(engine) == sum(record.completion_tokens for record in own)
+        assert metrics.recomputed_tokens.value(engine) == sum(record.recomputed_tokens for record in own)
+        if is_pair:
+            received = [record.moved_tokens for record in records if _receiver(record) == engine]
+            assert metrics.moved_tokens.value(engine) == sum(received)
+    moved = sum(metrics.moved_tokens.value(engine) for engine in engines)
+    assert moved == sum(record.moved_tokens for record in records)
+    for record in records:
+        check_coverage(record)
+
+
+def _receiver(record: UsageRecord) -> int | None:
+    """Return which of two engines got what was moved: the one that continued the request, or its first."""
+    if not record.moved_tokens:
+        return None
+    return record.engine if record.decode_engine is None else record.decode_engine
+
+
+def check_coverage(record: UsageRecord) -> None:
+    """Check that each position of a finished request with one sequence per prompt was covered first once."""
+    tiers = record.cached_by_tier or {}
+    assert "peer" not in tiers
+    assert sum(tiers.values()) == (record.cached_tokens or 0)
+    if record.outcome == "finished" and record.num_choices == 1:
+        covered = (record.cached_tokens or 0) + record.computed_tokens + record.restored_tokens
+        assert covered == record.prompt_tokens
