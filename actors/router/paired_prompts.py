@@ -23,7 +23,7 @@ from .route_store import Pair, ReadyEngine, RouteStore
 from .routing import Route
 
 
-@attrs.frozen
+@attrs.frozen(eq=False, repr=False)
 class PairedPrompts:
     _store: RouteStore
 
@@ -49,7 +49,7 @@ class PairedPrompts:
             )
 
     def arrive(self, sequence_id: int) -> None:
-        """Note that a sequence is in the queue of the engine that keeps room for it: it has the room now."""
+        """Note that a sequence is sent to the engine that keeps room for it: it has the room now."""
         pair = self._store.pairs.pop(sequence_id)
         if pair.fetch_id == sequence_id:
             pair.fetch_id = None

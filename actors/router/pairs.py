@@ -18,7 +18,7 @@ from typing import Final
 
 import attrs
 
-from ..config.engine_roles import EngineRole
+from ..config.engine_roles import EngineRole, are_apart
 from ..messages.scheduler import SequenceKind, Submit
 from .route_store import ReadyEngine
 from .routing import Routing
@@ -37,7 +37,7 @@ class Plan:
     """Where its sequences continue, unless they may as well stay."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False, repr=False)
 class PairPolicy:
     routing: Routing
     local_tokens: int
@@ -60,7 +60,7 @@ class PairPolicy:
         engines = list(engines)
         decoders = [engine for engine in engines if engine.role.may_decode]
         prefillers = [engine for engine in engines if engine.role.may_prefill]
-        if not decoders or not prefillers:
+        if not decoders or not prefillers or not are_apart(engine.role for engine in engines):
             return Plan([engine.slot for engine in engines])
         if not continues:
             return Plan([engine.slot for engine in prefillers])

@@ -22,7 +22,7 @@ from .overlaps import raise_to
 from .route_store import ReadyEngine, RouteStore
 
 
-@attrs.frozen
+@attrs.frozen(eq=False, repr=False)
 class Resuming:
     _store: RouteStore
     _pool: EnginePool

@@ -7,7 +7,8 @@ that is resumed is matched anew wherever it goes. Where engines have roles, a pr
 continue on another (`pairs.py`): the first one ends it with its first token, and it comes back to be resumed.
 
 What must always hold: a sequence is sent only to an engine that is ready and not closing, except for choices of prompts
-that it has; what is noted of a sequence is forgotten when it has ended.
+that it has; what is noted of a sequence is forgotten when it has ended. A route is noted as soon as it is made, and a
+sequence is put into a queue last: so it is sent once, and counted once, wherever the router dies.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .route_store import Group, Pair, ReadyEngine, RoutedSequence, RouteStore
 from .routing import Route
 
 
-@attrs.frozen
+@attrs.frozen(eq=False, repr=False)
 class Sending:
     _store: RouteStore
     _pool: EnginePool
@@ -63,12 +64,13 @@ class Sending:
                 group.pair = self._pair_again(engine, submit)
         group.num_routed += 1
         group.num_to_come = submit.num_to_come
+        self._note(submit, engine, route)
         if is_first and self._pool.was_ever_several:
             self._accountant.post(Routed(submit.sequence_id, group.engine_id, route.num_overlapping))
         pair = None if store.is_to_be_careful else group.pair
         if pair is not None:
             self._pairs.add(pair, submit)
-        self._send(submit, engine, route, ends_after_prefill=pair is not None)
+        self._post(submit, engine, ends_after_prefill=pair is not None)
         return True
 
     def _continue(self, submit: Submit) -> bool:
@@ -82,8 +84,9 @@ class Sending:
         pair = store.pairs.get(sequence_id)
         engine = None if pair is None else store.engines.get(pair.decode_id)
         if pair is not None and engine is not None and engine in engines:
-            self._send(submit, engine, pair.routes[sequence_id])
+            self._note(submit, engine, pair.routes[sequence_id])
             self._pairs.arrive(sequence_id)
+            self._post(submit, engine)
             return True
         self._pairs.drop(sequence_id)
         decoders = [engine for engine in engines if engine.role.may_decode]
@@ -95,18 +98,22 @@ class Sending:
             keys = submit.block_keys if submit.reads_cache else []
             engine = self._policy.choose_decode(decoders or engines, keys, num_tokens)
             route = self._store.routing.route(keys, num_tokens, slots=[engine.slot])
-        self._send(submit, engine, route)
+        self._note(submit, engine, route)
+        self._post(submit, engine)
         return True
 
-    def _send(self, submit: Submit, engine: ReadyEngine, route: Route, *, ends_after_prefill: bool = False) -> None:
+    def _note(self, submit: Submit, engine: ReadyEngine, route: Route) -> None:
+        """Note which engine a sequence is sent to."""
+        num_tokens = len(submit.prompt_token_ids) + len(submit.output_token_ids)
+        routed = RoutedSequence(engine.engine_id, num_tokens, submit.group_id, route)
+        self._store.sequences[submit.sequence_id] = self._store.prefilling[submit.sequence_id] = routed
+
+    def _post(self, submit: Submit, engine: ReadyEngine, *, ends_after_prefill: bool = False) -> None:
         """Put a sequence into an engine's queue."""
         store = self._store
         peer = self._resuming.peer_for(submit, engine) if submit.is_resumed else None
         if submit.ends_after_prefill is not ends_after_prefill or submit.peer != peer:
             submit = attrs.evolve(submit, ends_after_prefill=ends_after_prefill, peer=peer)
-        num_tokens = len(submit.prompt_token_ids) + len(submit.output_token_ids)
-        routed = RoutedSequence(engine.engine_id, num_tokens, submit.group_id, route)
-        store.sequences[submit.sequence_id] = store.prefilling[submit.sequence_id] = routed
         engine.queue.post(submit if store.is_to_be_careful else store.routing.shared.hinted(submit, engine.slot))
 
     def _choose(self, submit: Submit) -> tuple[Route, ReadyEngine | None] | None:

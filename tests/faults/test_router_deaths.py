@@ -12,8 +12,12 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.router.dispatch import Dispatch
+from quipu.actors.router.paired_prompts import PairedPrompts
+from quipu.actors.router.pairs import PairPolicy
+from quipu.actors.router.resuming import Resuming
 from quipu.actors.router.routing import Routing
 from tests.actors.key_reader import committed_in
 from tests.fake_oracle import continuation
@@ -108,6 +112,32 @@ async def test_killed_everywhere(
     async with small_runtime(num_engines=2) as client:
         await serve(client)
         assert client.runtime.desk.actor_restarts()["router"] == kill.num_kills >= NUM_REQUESTS // 2
+
+
+PAIR_POINTS: dict[str, tuple[type, str]] = {
+    "at a plan": (PairPolicy, "plan"),
+    "at a pair": (PairedPrompts, "add"),
+    "at an arrival": (PairedPrompts, "arrive"),
+    "at a peer": (Resuming, "peer_for"),
+}
+PAIR_CASES = [*((point, True) for point in PAIR_POINTS), ("at a pair", False), ("at an arrival", False)]
+
+
+@pytest.mark.parametrize(("point", "before"), PAIR_CASES)
+async def test_killed_between_two_engines(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
+) -> None:
+    """The same where one engine computes prompts and others continue them: none is sent twice, and no load is left."""
+    owner, name = PAIR_POINTS[point]
+    kill = Killing(getattr(owner, name), before=before)
+    monkeypatch.setattr(owner, name, lambda *arguments, **named: kill(*arguments, **named))
+    roles = (EngineRole.PREFILL, EngineRole.DECODE, EngineRole.DECODE)
+    async with small_runtime(num_engines=3, engine_roles=roles, prefill_local_tokens=0, has_peers=True) as client:
+        await serve(client)
+        assert client.runtime.desk.actor_restarts()["router"] == kill.num_kills >= NUM_REQUESTS // 2
+        routes = client.runtime.route_store
+        loads = routes.routing.loads
+        assert not routes.pairs and not loads.blocks.any() and not loads.running.any()
 
 
 async def test_prompt_that_always_kills(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:

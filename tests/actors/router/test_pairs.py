@@ -51,7 +51,7 @@ class Fleet:
 @pytest.mark.parametrize(
     ("roles", "expected"),
     [
-        ([MIXED, MIXED], ([0, 1], 0)),
+        ([MIXED, MIXED], ([0, 1], None)),
         ([PREFILL, PREFILL], ([0, 1], None)),
         ([DECODE, DECODE], ([0, 1], None)),
         ([PREFILL, DECODE], ([0], 1)),
