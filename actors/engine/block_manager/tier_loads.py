@@ -88,7 +88,8 @@ class TierLoads:
             else:
                 self._hurried += peers
         if load is not None and load.epoch == self._publications.epoch:
-            if sequence_id != load.sequence_id and sequence_id not in load.waiting_ids:
+            is_own = sequence_id == load.sequence_id and load.is_wanted  # its own may have been forgotten since
+            if not is_own and sequence_id not in load.waiting_ids:
                 load.waiting_ids.append(sequence_id)
             return True
         own = [load for load in self._under_way.values() if load.sequence_id == sequence_id and load.is_wanted]

@@ -261,7 +261,7 @@ def test_fetch_outlives_the_choice_that_it_names() -> None:
     machine.leave(1)
     assert machine.pool[1].queue.take_nowait() == []
     machine.leave(2)
-    arrived, ended = machine.pool[1].queue.take_nowait()
+    ended, arrived = machine.pool[1].queue.take_nowait()
     assert isinstance(arrived, Submit) and ended == EndFetch(1)
 
 

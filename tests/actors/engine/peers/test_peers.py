@@ -101,6 +101,23 @@ async def test_never_arrives() -> None:
             prefill.check()
 
 
+async def test_arrives_though_its_fetch_was_ended() -> None:
+    """A sequence that comes after the end of its fetch, and of another one, is served all the same."""
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            await decode.fetch(1, PROMPT, prefill.peer)
+            await decode.engine.receive(EndFetch(1))
+            await decode.fetch(1, PROMPT, prefill.peer)
+            first = await prefill.submit(1, PROMPT, ends_after_prefill=True)
+            tokens = continuation(PROMPT, 1)
+            rest = await decode.serve(1, PROMPT, output_token_ids=tokens, is_resumed=True, peer=prefill.peer)
+            assert tokens + rest.tokens == continuation(PROMPT, 6)
+            await first.over.wait()
+            await eventually(lambda: not prefill.engine.block_manager.lending.num_blocks, "nothing is lent")
+            decode.check()
+            prefill.check()
+
+
 async def test_fetches_leave_room() -> None:
     """Fetches that wait for their blocks hold at most half of them, and others are served meanwhile."""
     with trio.fail_after(60):
