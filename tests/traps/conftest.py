@@ -48,6 +48,7 @@ NOT_APART = {
     "test_repeated_result": "the end of a prompt that fills no block is computed twice",
     "test_preempted_request_keeps_its_hit": "tells the preempted ones by their second admission",
     "test_waiting_for_blocks": "the engine for prefill has room as soon as a prompt is computed",
+    "test_prompts_beside_each_other": "the other side than the one that cached a prompt loads it from the object store",
 }
 """Tests of which an engine must do all, and why."""
 
