@@ -3,9 +3,9 @@
 Used by `python -m bench.apart --real`. Dummy weights in the shape of Qwen3-0.6B, and the transfer as it is between the
 engines of one machine. Prompts fill their last block, so that nothing is computed twice.
 
-`moved_bytes`: a prompt is computed while nobody fetches it; then the other engine continues it. The bytes of its
-blocks, over the time to the token that it draws first, less one step; beside a plain copy of as many bytes by one
-thread, of memory that was touched before.
+`moved_bytes`: a prompt is computed while nobody fetches it; then the other engine continues it, and does so again when
+it has the blocks. Their bytes, over the time by which the first one takes longer to draw its token; beside a plain copy
+of as many bytes by one thread, of memory that was touched before.
 
 `second_token`: a prompt is fetched while it is computed, and continued when its first token is known. The time from
 that token to the next one, in steps: of the engine that decodes, at that context, while nothing else runs. What a
@@ -124,6 +124,9 @@ class Prompts:
 class Continued:
     """One prompt that was computed there and continued here."""
 
+    prompt: list[int]
+    fields: dict[str, Any]
+    """What it was submitted with."""
     first_at: float
     """When its first token came."""
     served: Served
@@ -146,12 +149,16 @@ async def continue_one(engine: DrivenEngine, other: PrefillSide, prompt: list[in
     if is_ahead:
         await engine.fetch(prompt, other.peer)
     first = await other.read()
-    (served,) = await engine.ask(
-        prompt, max_tokens=NUM_DECODED, output_token_ids=first["token_ids"], is_resumed=True, peer=other.peer
-    )
+    fields = {
+        "max_tokens": NUM_DECODED,
+        "output_token_ids": first["token_ids"],
+        "is_resumed": True,
+        "peer": other.peer,
+    }
+    (served,) = await engine.ask(prompt, **fields)
     if served.by_tier != {"device": 0, "peer": len(prompt)}:
         raise RuntimeError(f"found {served.by_tier} of {len(prompt)} tokens")
-    return Continued(first["first_at"], served)
+    return Continued(prompt, fields, first["first_at"], served)
 
 
 class PlainCopy:
@@ -184,8 +191,9 @@ async def measure(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
                 for index in range(rounds + 1):
                     late = await continue_one(engine, other, prompts.next(), is_ahead=False)
                     early = await continue_one(engine, other, prompts.next(), is_ahead=True)
+                    again = await engine.ask(late.prompt, **late.fields)
                     if index:  # not the first, in which memory is touched
-                        moved.append(late.served.token_s[0] - late.step_s)
+                        moved.append(late.served.token_s[0] - again[0].token_s[0])
                         ahead.append(early)
                         copies.append(copy.seconds())
         finally:

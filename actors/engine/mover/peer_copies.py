@@ -16,10 +16,11 @@ from typing import Final
 import attrs
 
 from .block_carrier import BlockMemory, TagTable
-from .slot_store import MOST_TOGETHER
 
-RUN_BYTES: Final = 4 << 20
-"""Of blocks that are copied together: little enough to stay in a processor's cache until they are copied again."""
+RUN_BYTES: Final = 8 << 20
+"""Of blocks that are copied together: enough that the copy takes longer than what surrounds it, and little enough to
+stay in a processor's last cache until it is copied again."""
+MOST_TOGETHER: Final = 256
 
 
 class CopyFailed(Exception):

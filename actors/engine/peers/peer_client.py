@@ -27,6 +27,8 @@ from .peer_server import LONGEST_WAIT_S, Call
 SILENCE_S: Final = 10.0
 """How long a peer that need not wait for anything may send nothing."""
 CONNECT_S: Final = 10.0
+COPIED_TOGETHER: Final = 2
+"""Buffers that are emptied at a time for one fetch: what surrounds a copy takes no time then."""
 
 
 @attrs.frozen
@@ -56,6 +58,31 @@ class _Fetch:
     patience_s: float
 
 
+@attrs.define(eq=False)
+class _Arrived:
+    """What has come for one move."""
+
+    move: Move
+    num_expected: int = 0
+    """Blocks that have come, in order..."""
+    copied: dict[int, int] = attrs.field(factory=dict)
+    """...and those that were copied, as ranges of their indexes."""
+    places: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(COPIED_TOGETHER))
+
+    def expects(self, here: Here) -> bool:
+        """Return whether these are the next blocks that are wanted."""
+        wanted = self.move.keys[self.num_expected : self.num_expected + len(here.keys)]
+        return bool(here.keys) and here.first == self.num_expected and here.keys == wanted
+
+    @property
+    def num_copied(self) -> int:
+        """Leading blocks that were copied."""
+        end = 0
+        while end in self.copied:
+            end = self.copied[end]
+        return end
+
+
 class PeerClient:
     """The fetches of one engine."""
 
@@ -73,18 +100,20 @@ class PeerClient:
         """Carry out a move from a peer. What does not come is missing."""
         assert move.peer is not None
         started = time.perf_counter()
-        moved: list[int] = []
+        arrived = _Arrived(move)
         error: str | None = None
         try:
             connection = await self._connection(move.peer.address)
-            await self._fetch(move, connection, moved)
-        except (LinkLost, CopyFailed, OSError) as lost:
-            error = f"{type(lost).__name__}: {lost}"
+            await self._fetch(arrived, connection)
+        except* (LinkLost, CopyFailed, OSError) as lost:
+            error = f"{type(lost.exceptions[0]).__name__}: {lost.exceptions[0]}"
+        moved = list(range(arrived.num_copied))
         if len(moved) == len(move.keys):
             return Moved(move.number, time.perf_counter() - started)
         return MoveFailed(move.number, moved, {len(moved): LoadFailure.MISSING}, error)
 
-    async def _fetch(self, move: Move, connection: _Connection, moved: list[int]) -> None:
+    async def _fetch(self, arrived: _Arrived, connection: _Connection) -> None:
+        move = arrived.move
         number = move.number
         send, events = trio.open_memory_channel[_Event](math.inf)
         connection.fetches[number] = send
@@ -93,23 +122,22 @@ class PeerClient:
         is_over = False
         try:
             await connection.link.send(Want(number, move.keys, move.waits))
-            while not is_over:
-                with trio.move_on_after(fetch.patience_s) as silence:
-                    event = await events.receive()
-                if silence.cancelled_caught:
-                    raise LinkLost(f"the peer sent nothing for {fetch.patience_s:g} s")
-                match event:
-                    case Here():
-                        try:
-                            await self._take(event, move, connection.link, moved)
-                        finally:
-                            self._tell(connection, event)
-                    case Over():
-                        is_over = True
-                    case _Hurried():
-                        fetch.patience_s = SILENCE_S
-                    case _Lost(reason):
-                        raise LinkLost(reason)
+            async with trio.open_nursery() as copying:
+                while not is_over:
+                    with trio.move_on_after(fetch.patience_s) as silence:
+                        event = await events.receive()
+                    if silence.cancelled_caught:
+                        raise LinkLost(f"the peer sent nothing for {fetch.patience_s:g} s")
+                    match event:
+                        case Here():
+                            await arrived.places.acquire()
+                            copying.start_soon(self._take, event, arrived, connection)
+                        case Over():
+                            is_over = True
+                        case _Hurried():
+                            fetch.patience_s = SILENCE_S
+                        case _Lost(reason):
+                            raise LinkLost(reason)
         finally:
             del connection.fetches[number], self._fetches[number]
             if not (is_over or connection.is_lost):
@@ -118,16 +146,22 @@ class PeerClient:
                 if isinstance(event := events.receive_nowait(), Here):
                     self._tell(connection, event)
 
-    async def _take(self, here: Here, move: Move, link: PeerLink, moved: list[int]) -> None:
-        """Copy blocks that have come to the device."""
+    async def _take(self, here: Here, arrived: _Arrived, connection: _Connection) -> None:
+        """Copy blocks that have come to the device. Raises LinkLost and CopyFailed."""
+        move, link = arrived.move, connection.link
         end = here.first + len(here.keys)
-        if here.first != len(moved) or not here.keys or move.keys[here.first : end] != here.keys:
-            raise LinkLost("the peer sent other blocks than were asked for")
-        memory = link.blocks_of(here)
-        if len(memory) < len(here.keys) * self._copies.block_bytes:
-            raise LinkLost("the peer sent too few bytes")
-        await self._call(self._copies.copy_in, move.targets[here.first : end], here.keys, memory)
-        moved += range(here.first, end)
+        try:
+            if not arrived.expects(here):
+                raise LinkLost("the peer sent other blocks than were asked for")
+            arrived.num_expected = end
+            memory = link.blocks_of(here)
+            if len(memory) < len(here.keys) * self._copies.block_bytes:
+                raise LinkLost("the peer sent too few bytes")
+            await self._call(self._copies.copy_in, move.targets[here.first : end], here.keys, memory)
+            arrived.copied[here.first] = end
+        finally:
+            arrived.places.release()
+            self._tell(connection, here)
 
     def hurry(self, number: int) -> bool:
         """Have a fetch wait for nothing that is being computed. Return whether it was under way."""

@@ -3,7 +3,7 @@
 Part of `traffic.py`. The KV-block manager finds and holds the blocks (`Lend`, `Lent`, `EndLend`), threads copy them to
 the connection's buffers.
 
-    Want ─▶ Lend ─▶ Lent ─▶ a free buffer ─▶ copy ─▶ EndLend ─▶ Here ─▶ … ─▶ Over
+    Want ─▶ Lend ─▶ Lent ─▶ for each run: a free buffer ─▶ copy ─▶ Here ─▶ EndLend ─▶ … ─▶ Over
 
 What must always hold: what a peer does holds up nothing but its own connection; blocks are held only while they are
 copied; a connection that is lost releases everything.
@@ -11,6 +11,7 @@ copied; a connection that is lost releases everything.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,10 @@ log = structlog.get_logger()
 
 NUM_BUFFERS: Final = 4
 """Of a connection: while one is filled, others are on their way or being emptied."""
+RUNS_LENT: Final = 8
+"""Buffers full of blocks that are held at a time for one prompt."""
+COPIED_AHEAD: Final = 2
+"""Buffers that are filled at a time for one prompt: what surrounds a copy takes no time then."""
 MOST_WANTS: Final = 256
 """Prompts that one peer may be fetching at a time. Further ones are over at once."""
 MOST_KEYS: Final = 1 << 20
@@ -118,6 +123,18 @@ class _Answer:
     is_dropped: bool = False
 
 
+@attrs.define(eq=False)
+class _Run:
+    """Blocks that are copied to one buffer."""
+
+    first: int
+    """Index of the first one among the keys that were asked for."""
+    blocks: list[int]
+    buffer: int
+    num_copied: int = 0
+    is_copied: trio.Event = attrs.field(factory=trio.Event)
+
+
 class _Connection:
     def __init__(
         self,
@@ -137,9 +154,8 @@ class _Connection:
         self._answers: dict[int, _Answer] = {}
         self._lent_out: set[int] = set()
         """Buffers that the client has."""
-        self._give, self._take = trio.open_memory_channel[int](len(buffers))
-        for number in range(len(buffers)):
-            self._give.send_nowait(number)
+        self._free = list(range(len(buffers)))
+        self._num_free = trio.Semaphore(len(buffers))
 
     def handle(self, message: PeerMessage) -> None:
         match message:
@@ -160,53 +176,89 @@ class _Connection:
                 if buffer not in self._lent_out:
                     raise LinkLost(f"the peer gave back buffer {buffer}, which it did not have")
                 self._lent_out.discard(buffer)
-                self._give.send_nowait(buffer)
+                self._give_back(buffer)
             case _:
                 raise LinkLost(f"the peer sent {type(message).__name__}, which only servers send")
 
     async def _answer(self, want: Want) -> None:
         answer, at = self._answers[want.number], 0
         while at < len(want.keys) and not answer.is_dropped:
-            try:
-                num_sent = await self._send_some(want, at, answer)
-            except CopyFailed as error:
-                log.warning("peer.copy_failed", error=str(error))
-                break
-            if num_sent is None:
-                continue  # the wait has been ended: take what is there
+            if answer.waits:
+                with trio.CancelScope() as answer.patience:
+                    # what there is then is lent anew, so that nothing is held while this waits its turn
+                    number, _ = await self._lender.lend(want.keys[at : at + 1], waits=True)
+                    self._lender.end(number)
+            num_sent = await self._send_some(want, at)
             at += num_sent
             if not num_sent:
                 break
         del self._answers[want.number]
         await self._link.send(Over(want.number))
 
-    async def _send_some(self, want: Want, first: int, answer: _Answer) -> int | None:
-        """Send the next blocks. Return how many; None if the wait for them was ended."""
-        keys = want.keys[first : first + self._copies.most_together]
-        if answer.waits:
-            with trio.CancelScope() as answer.patience:
-                number, _ = await self._lender.lend(keys[:1], waits=True)
-                self._lender.end(number)
-            if answer.patience.cancelled_caught:
-                return None
-        buffer = await self._take.receive()  # before blocks are held
-        num_sent, is_free = 0, True
+    async def _send_some(self, want: Want, first: int) -> int:
+        """Send the next blocks that are there, as long as there are buffers. Return how many. Raises CopyFailed."""
+        most = self._copies.most_together
+        await self._num_free.acquire()  # before blocks are held: a peer that takes nothing must not keep them
+        buffer: int | None = self._free.pop()
+        num_sent, under_way = 0, deque[_Run]()
+        number, blocks = await self._lender.lend(want.keys[first : first + RUNS_LENT * most], waits=False)
+        runs = [blocks[at : at + most] for at in range(0, len(blocks), most)]
         try:
-            number, blocks = await self._lender.lend(keys, waits=False)
-            try:
-                if blocks:
-                    num_sent = await self._call(
-                        self._copies.copy_out, blocks, keys[: len(blocks)], self._buffers[buffer]
-                    )
-            finally:
-                self._lender.end(number)
-            if num_sent:
-                here = Here(want.number, first, keys[:num_sent], buffer)
-                self._lent_out.add(buffer)
-                is_free = await self._link.send_blocks(here, num_sent * self._copies.block_bytes)
-                if is_free:
-                    self._lent_out.discard(buffer)
+            async with trio.open_nursery() as copying:
+                while under_way or (runs and buffer is not None):
+                    # the next one is copied while this one is sent
+                    while runs and buffer is not None and len(under_way) < COPIED_AHEAD:
+                        run = _Run(
+                            first + num_sent + sum(len(other.blocks) for other in under_way), runs.pop(0), buffer
+                        )
+                        under_way.append(run)
+                        copying.start_soon(self._copy, want, run)
+                        buffer = self._take_nowait() if runs else None
+                    run = under_way.popleft()
+                    await run.is_copied.wait()
+                    num_sent += await self._send_run(want, run)
+                    if run.num_copied < len(run.blocks):
+                        break  # those after it are useless without it
+                    if buffer is None and runs:
+                        buffer = self._take_nowait()
         finally:
-            if is_free and buffer not in self._lent_out:
-                self._give.send_nowait(buffer)
+            self._lender.end(number)
+            for left in (*(run.buffer for run in under_way), *([] if buffer is None else [buffer])):
+                self._give_back(left)
         return num_sent
+
+    async def _copy(self, want: Want, run: _Run) -> None:
+        """Copy blocks to a buffer, and count those that have the contents that are wanted."""
+        keys = want.keys[run.first : run.first + len(run.blocks)]
+        try:
+            run.num_copied = await self._call(self._copies.copy_out, run.blocks, keys, self._buffers[run.buffer])
+        except CopyFailed as error:
+            log.warning("peer.copy_failed", error=str(error))
+        finally:
+            run.is_copied.set()
+
+    async def _send_run(self, want: Want, run: _Run) -> int:
+        """Send what was copied. Return how many blocks that are."""
+        is_free = True
+        try:
+            if run.num_copied:
+                here = Here(want.number, run.first, want.keys[run.first : run.first + run.num_copied], run.buffer)
+                self._lent_out.add(run.buffer)
+                is_free = await self._link.send_blocks(here, run.num_copied * self._copies.block_bytes)
+                if is_free:
+                    self._lent_out.discard(run.buffer)
+        finally:
+            if is_free and run.buffer not in self._lent_out:
+                self._give_back(run.buffer)
+        return run.num_copied
+
+    def _take_nowait(self) -> int | None:
+        try:
+            self._num_free.acquire_nowait()
+        except trio.WouldBlock:
+            return None
+        return self._free.pop()  # the one that was used last is still in a processor's cache
+
+    def _give_back(self, buffer: int) -> None:
+        self._free.append(buffer)
+        self._num_free.release()

@@ -97,7 +97,7 @@ def test_overwritten_during_the_copy(device: Device) -> None:
     assert copies(device).copy_out([1, 2, 3, 4], KEYS, memoryview(bytearray(4 * BYTES))) == 1
 
 
-@pytest.mark.parametrize(("block_bytes", "most"), [(BYTES, 8), (RUN_BYTES // 3, 3), (3 * RUN_BYTES, 1)])
+@pytest.mark.parametrize(("block_bytes", "most"), [(BYTES, 256), (RUN_BYTES // 3, 3), (3 * RUN_BYTES, 1)])
 def test_buffers(device: Device, block_bytes: int, most: int) -> None:
     """A buffer holds a few small blocks, or one of any size."""
     assert copies(device, block_bytes).most_together == most
