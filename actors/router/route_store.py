@@ -23,7 +23,9 @@ from ..messages.accountant import StepReport
 from ..messages.peers import Peer
 from ..messages.router import EngineClosing, EngineDown, EngineUp, RoleChanged, SequenceEnded
 from ..messages.scheduler import Submit
+from ..messages.tiers import Tier
 from ..request_desk.engine_pool import EngineMessage, SequenceMessage
+from .key_index import Match
 from .routing import Route, Routing
 
 MAX_DEATHS = 2
@@ -119,21 +121,32 @@ class RouteStore:
                 self.reports.append(message)
 
     def held_blocks(self, keys: Sequence[bytes]) -> dict[int, HeldBlocks]:
-        """Return, for each engine that holds the first of these blocks, how many of them it holds from there on.
+        """Return, for each engine that finds the first of these blocks, how many of them it finds from there on.
 
         For the prefix tree; may lag behind the engines by the reports on their way. Takes a time in proportion to the
         engines, not to the blocks.
         """
-        index, lowered = self.routing.index, self.routing.lowered
-        found: dict[int, tuple[int, int]] = {}
-        for match in index.match(keys):
+        index, lowered, shared = self.routing.index, self.routing.lowered, self.routing.shared
+        own = self._most_by_engine(index.match(keys))
+        held = {
+            engine_id: HeldBlocks(num_blocks, lowered.num_by_tier(slot, keys[:num_blocks]))
+            for engine_id, (num_blocks, slot) in own.items()
+        }
+        for engine_id, (num_blocks, _) in self._most_by_engine(shared.match(keys)).items():
+            mine = held.get(engine_id, HeldBlocks(0))
+            if num_blocks > mine.num:
+                lower = {**mine.lowered, Tier.REMOTE.value: num_blocks - mine.num}
+                held[engine_id] = HeldBlocks(num_blocks, lower)
+        return held
+
+    def _most_by_engine(self, matches: Iterable[Match]) -> dict[int, tuple[int, int]]:
+        """Return the most blocks that were found for each engine, and the slot for which they were."""
+        most: dict[int, tuple[int, int]] = {}
+        for match in matches:
             for slot, engine in self.by_slot.items():
                 if match.slots >> slot & 1:
-                    found[engine.engine_id] = max((match.num_blocks, slot), found.get(engine.engine_id, (0, slot)))
-        return {
-            engine_id: HeldBlocks(num_blocks, lowered.num_by_tier(slot, keys[:num_blocks]))
-            for engine_id, (num_blocks, slot) in found.items()
-        }
+                    most[engine.engine_id] = max((match.num_blocks, slot), most.get(engine.engine_id, (0, slot)))
+        return most
 
     def open_engines(self) -> list[ReadyEngine]:
         """Return the engines that sequences may be sent to."""

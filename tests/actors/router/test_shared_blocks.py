@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quipu.actors.cache_insight.cache_figures import HeldBlocks
 from quipu.actors.channel import Channel
 from quipu.actors.messages.accountant import Refused, Routed
 from quipu.actors.messages.block_manager import LookUp
@@ -124,3 +125,16 @@ def test_groups_without_engines_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         assert shared.num_groups <= 2
         shared.remove_engine(0)
     assert shared.match(KEYS) == [Match(8, 1 << 9)]
+
+
+def test_tree_shows_what_is_shared() -> None:
+    """Every engine that computes the same bits finds what is in the object store, from where its own blocks end."""
+    same, other = Router(), Router(("same", "other"))
+    for router in (same, other):
+        router.tell(0, stored_keys=prefixes(*KEYS[:2]), shared_keys=prefixes(*KEYS[:5]))
+    assert same.store.held_blocks(KEYS) == {0: HeldBlocks(5, {"remote": 3}), 1: HeldBlocks(5, {"remote": 5})}
+    assert other.store.held_blocks(KEYS) == {0: HeldBlocks(5, {"remote": 3})}
+    same.tell(1, stored_keys=prefixes(*KEYS))
+    assert same.store.held_blocks(KEYS)[1] == HeldBlocks(8)
+    same.tell(0, unshared_keys=prefixes(*KEYS[2:5]))
+    assert same.store.held_blocks(KEYS) == {0: HeldBlocks(2), 1: HeldBlocks(8)}

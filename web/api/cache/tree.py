@@ -108,16 +108,28 @@ def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
 
 
 def eviction_order(nodes: Sequence[TreeNode]) -> list[str]:
-    """Return the ids of nodes that are not held, pinned or gone, in the order of their eviction."""
-    free = [node for node in nodes if node.engines and not node.is_held and node.pinned_until_s is None]
+    """Return the ids of nodes that are not held, pinned or gone, in the order of their eviction.
+
+    From the object store nothing is evicted.
+    """
+    free = [node for node in nodes if _is_an_engines(node) and not node.is_held and node.pinned_until_s is None]
     # a sequence lets go of its blocks last to first
     free.sort(key=lambda node: (node.last_release, -node.start))
     return [node.branch_id for node in free]
 
 
+def _is_an_engines(node: TreeNode) -> bool:
+    """Return whether any engine has some of a node in a tier of its own."""
+    return any(_num_own(held) for held in node.engines.values())
+
+
+def _num_own(held: HeldBlocks) -> int:
+    return held.num - held.lowered.get(Tier.REMOTE, 0)
+
+
 def describe(node: TreeNode) -> dict[str, Any]:
-    """Return a node, with the tiers of the engine that has most of it."""
-    most = max(node.engines.values(), key=lambda held: held.num, default=HeldBlocks(0))
+    """Return a node, with the tiers of the engine that finds most of it; of several, the one that has most itself."""
+    most = max(node.engines.values(), key=lambda held: (held.num, _num_own(held)), default=HeldBlocks(0))
     by_tier = {tier.value: most.lowered.get(tier, 0) for tier in CACHE_TIERS}
     by_tier[Tier.DEVICE] = most.num - sum(most.lowered.values())
     return {

@@ -34,7 +34,8 @@ class Cache:
     def __init__(self, num_engines: int = 1) -> None:
         self.evicted: set[bytes] = set()
         self.lowered: set[bytes] = set()
-        """Blocks that lie on the host alone."""
+        """Blocks that lie on the host alone, or in another tier."""
+        self.lower_tier = "host"
         self.watch = CacheWatch(3600.0, 16, clock=lambda: 100.0, unix_time=lambda: UNIX_S)
         self.watch.held_by = lambda keys: (
             dict.fromkeys(range(num_engines), held) if (held := self._held(keys)).num else {}
@@ -45,7 +46,7 @@ class Cache:
     def _held(self, keys: Sequence[bytes]) -> HeldBlocks:
         num = next((i for i, key in enumerate(keys) if key in self.evicted), len(keys))
         lowered = len(self.lowered.intersection(keys[:num]))
-        return HeldBlocks(num, {"host": lowered} if lowered else {})
+        return HeldBlocks(num, {self.lower_tier: lowered} if lowered else {})
 
     def prompt(
         self, tenant: str, *numbers: int, ends: bool = True, advances: bool = True, named: str = "", **fields: Any
@@ -131,6 +132,21 @@ async def test_tiers() -> None:
         assert node["cached_tokens"] == node["engines"]["0"] == 64
         tiers.append((node["tier"], node["cached_tokens_by_tier"]["device"], node["cached_tokens_by_tier"]["host"]))
     assert tiers == [("device", 64, 0), ("device", 48, 16), ("host", 16, 48), ("host", 0, 64)]
+
+
+async def test_object_store() -> None:
+    """A branch that is in the object store alone is shown as cached there, and is not the next to be evicted."""
+    cache = Cache(2)
+    cache.lower_tier = "remote"
+    keys = cache.prompt("acme", 1, 2, 3, 4)
+    for num_own, order in ((4, True), (1, True), (0, False)):
+        cache.lowered = set(keys[num_own:])
+        _, shown = await get(cache.client(), "acme")
+        (node,) = shown["nodes"]
+        assert node["cached_tokens"] == node["engines"]["1"] == 64
+        assert node["cached_tokens_by_tier"]["remote"] == 64 - 16 * num_own
+        assert node["tier"] == ("device" if num_own == 4 else "remote")
+        assert shown["eviction_order"] == ([node["id"]] if order else [])
 
 
 async def test_what_is_evicted_is_not_shown() -> None:
