@@ -21,6 +21,7 @@ import trio
 
 from ...channel import Poster
 from ...messages.mover import EndLend, Lend, Lending, Lent
+from ...shared.block_keys import KEY_BYTES
 from ..mover.peer_copies import CopyFailed, PeerCopies
 from .peer_link import Drop, Emptied, Hello, Here, Hurry, LinkLost, Over, PeerLink, PeerListener, PeerMessage, Want
 
@@ -160,7 +161,7 @@ class _Connection:
     def handle(self, message: PeerMessage) -> None:
         match message:
             case Want(number, keys):
-                if number in self._answers or len(keys) > MOST_KEYS:
+                if number in self._answers or len(keys) > MOST_KEYS or any(len(key) != KEY_BYTES for key in keys):
                     raise LinkLost(f"the peer's request {number} makes no sense")
                 if len(self._answers) >= MOST_WANTS:
                     self._nursery.start_soon(self._link.send, Over(number))

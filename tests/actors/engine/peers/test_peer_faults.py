@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -118,25 +119,25 @@ async def test_fault_at_every_message(fault: str, autojump_clock: trio.testing.M
 
 
 HOSTILE: dict[str, Callable[[PeerMessage], PeerMessage]] = {
-    "other keys": lambda m: attrs_replace(m, Here, keys=[bytes(32)]),
-    "other place": lambda m: attrs_replace(m, Here, first=3),
-    "more than wanted": lambda m: attrs_replace(m, Here, keys=[bytes(32)] * 99),
-    "no keys": lambda m: attrs_replace(m, Here, keys=[]),
-    "other numerics": lambda m: attrs_replace(m, Hello, numerics="other"),
-    "small buffers": lambda m: attrs_replace(m, Hello, buffer_bytes=1),
-    "request twice": lambda m: attrs_replace(m, Hurry, number=-1),
-    "buffer it did not have": lambda m: attrs_replace(m, Emptied, buffer=77),
+    "other keys": lambda m: changed(m, Here, keys=[bytes(32)]),
+    "other place": lambda m: changed(m, Here, first=3),
+    "more than wanted": lambda m: changed(m, Here, keys=[bytes(32)] * 99),
+    "no keys": lambda m: changed(m, Here, keys=[]),
+    "other numerics": lambda m: changed(m, Hello, numerics="other"),
+    "small buffers": lambda m: changed(m, Hello, buffer_bytes=1),
+    "request twice": lambda m: changed(m, Hurry, number=-1),
+    "buffer it did not have": lambda m: changed(m, Emptied, buffer=77),
+    "keys of another length": lambda m: changed(m, Want, keys=[b"short", bytes(32)]),
     "answer to a request": lambda m: Over(1) if isinstance(m, Want) else m,
 }
 
 
-def attrs_replace(message: PeerMessage, kind: type, **fields: object) -> PeerMessage:
-    import msgspec
-
+def changed(message: PeerMessage, kind: type, **fields: object) -> PeerMessage:
+    """Return a message with other fields if it is of this kind."""
     if not isinstance(message, kind):
         return message
-    replaced: PeerMessage = msgspec.structs.replace(message, **fields)
-    return replaced
+    new: PeerMessage = msgspec.structs.replace(message, **fields)
+    return new
 
 
 @pytest.mark.parametrize("what", HOSTILE)
