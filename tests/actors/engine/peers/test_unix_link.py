@@ -141,7 +141,7 @@ async def test_memory_that_is_not_used(hello: Hello, num_bytes: int | None, *, i
                 os.close(descriptor)
             with pytest.raises(LinkLost):
                 await client.receive()
-            assert num_files(os.getpid()) == before
+            assert num_files(os.getpid()) <= before  # what other tests have left may be closed meanwhile
 
 
 async def test_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
