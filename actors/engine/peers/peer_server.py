@@ -197,7 +197,7 @@ class _Connection:
         await self._link.send(Over(want.number))
 
     async def _send_some(self, want: Want, first: int) -> int:
-        """Send the next blocks that are there, as long as there are buffers. Return how many. Raises CopyFailed."""
+        """Send the next blocks that are there, as long as there are buffers. Return how many."""
         most = self._copies.most_together
         await self._num_free.acquire()  # before blocks are held: a peer that takes nothing must not keep them
         buffer: int | None = self._free.pop()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import trio
 
 from quipu.actors.engine.peers.peer_link import LoopNetwork, PeerNetwork
 from quipu.actors.engine.peers.unix_link import UnixNetwork
 from quipu.actors.messages.peers import EndFetch, Peer
+from quipu.kernels.fake import FakeBackend
 from tests.actors.engine.engine_pairs import Admitted, open_sides
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
@@ -147,3 +150,24 @@ async def test_others_do_not_wait_for_a_fetch() -> None:
             rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
             assert first.tokens + rest.tokens == continuation(PROMPT, 6)
             decode.check()
+
+
+async def test_overwritten_blocks_confirm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While fetched blocks are written, the executor has no tag of what was in their places before."""
+    confirmed: list[int] = []
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            await decode.serve(7, prompt_of(38 * BLOCK, seed=7), max_tokens=1)
+            await decode.serve(8, prompt_of(38 * BLOCK, seed=8), max_tokens=1)
+            assert not decode.engine.block_manager.pool.num_free - decode.engine.block_manager.pool.num_cached, "full"
+            write, tags = FakeBackend.write_blocks, decode.engine.executor.tags
+
+            def watched(backend: FakeBackend, blocks: Sequence[int], source: memoryview) -> None:
+                confirmed.extend(block for block in blocks if tags.tag_of(block) is not None)
+                write(backend, blocks, source)
+
+            monkeypatch.setattr(FakeBackend, "write_blocks", watched)
+            first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+            rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+            assert rest.admissions[0].by_tier["peer"] == 10 * BLOCK
+    assert not confirmed
