@@ -269,6 +269,7 @@ async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.Monke
     """If this server has no descriptor left, a request gets a 503, and the upstream stays in use."""
     monkeypatch.setattr(upstream_client, "SHORTAGE_S", 0.01)
     monkeypatch.setattr(upstream_client, "KEEPALIVE_S", 0.0)
+    monkeypatch.setattr(upstream_pool, "PROBE_S", 0.02)
 
     connect, num_refused = trio.open_tcp_stream, 0
 
@@ -287,7 +288,6 @@ async def test_own_shortage_is_not_the_upstreams_fault(monkeypatch: pytest.Monke
             answer = await served.ask()
             assert answer.status_code == 503 and "retry-after" in answer.headers
             before = num_refused
-            upstream.wake()
             while num_refused == before:
                 await trio.sleep(0.002)
             await trio.sleep(0.05)
