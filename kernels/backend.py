@@ -134,6 +134,10 @@ class BackendConfig:
     """Whether kernels are launched one by one: no CUDA graphs, no compiled model."""
     tensor_parallel_size: int = 1
     """Ranks among which each matrix is divided."""
+    max_loras: int = 0
+    """Adapters that may be loaded at a time."""
+    max_lora_rank: int = 16
+    """The highest rank of an adapter."""
     trust_remote_code: bool = False
     """Whether code in the checkpoint's folder may be run to load it."""
 
@@ -176,6 +180,14 @@ class RunsAtOnce(ABC):
     def while_idle(self) -> bool:
         return False
 
+    def load_adapter(self, folder: Path, expected: str | None = None) -> str:
+        """See `Backend.load_adapter`. By default there are no adapters."""
+        raise ValueError("this executor applies no adapters")
+
+    def unload_adapter(self, digest: str) -> None:
+        """See `Backend.unload_adapter`."""
+        raise ValueError("this executor applies no adapters")
+
 
 class Backend(Protocol):
     """Runs passes over one model and one paged KV cache."""
@@ -196,6 +208,18 @@ class Backend(Protocol):
 
     def step(self, batch: StepBatch) -> Drawn:
         """Launch one pass and collect it."""
+        ...
+
+    def load_adapter(self, folder: Path, expected: str | None = None) -> str:
+        """Read an adapter, unless it is loaded; return its digest, by which `StepBatch.adapters` names it.
+
+        May be called from any thread, also during a pass. Raises ValueError for an adapter that cannot be applied or
+        whose digest is not `expected`, and if `max_loras` are loaded.
+        """
+        ...
+
+    def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter, likewise. No launched pass may have a row with it."""
         ...
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:

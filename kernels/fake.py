@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
+from .adapters.adapter_folder import read_adapter_files
 from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan, RunsAtOnce
 from .batch import Drawn, Scoring, StepBatch
 from .fake_blocks import SLOT_BYTES, read_slots, write_slots
@@ -22,6 +24,7 @@ from .fake_scores import MASK, cheap_scores, score, slot_value
 from .step_types import Scores
 
 _DEFAULT_CONTEXTS = 16
+_MOST_ADAPTER_BYTES = 1 << 30
 NONSENSE = 1 << 30
 """The token in positions that are computed and not accepted: none that is read may hold it."""
 _ANY = -1
@@ -98,6 +101,8 @@ class FakeBackend(RunsAtOnce):
         self._block_size = config.block_size
         self._slots: list[list[int | None]] = [[None] * config.block_size for _ in range(num_blocks)]
         self._last_drawn = [0] * config.max_num_seqs
+        self._max_loras = config.max_loras
+        self._adapters: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -145,6 +150,19 @@ class FakeBackend(RunsAtOnce):
             self._last_drawn[batch.slots[row]] = drawn.more[row][-1] if row in drawn.more else token_id
         return drawn
 
+    def load_adapter(self, folder: Path, expected: str | None = None) -> str:
+        """Read an adapter's digest, as other backends do; its matrices mean nothing."""
+        digest = read_adapter_files(folder, most_bytes=_MOST_ADAPTER_BYTES).digest
+        if expected not in (None, digest):
+            raise ValueError(f"{folder} has changed: its digest is {digest}, not {expected}")
+        if digest not in self._adapters and len(self._adapters) >= self._max_loras:
+            raise ValueError(f"{len(self._adapters)} adapters are loaded, which is the most: raise --max-loras")
+        self._adapters.add(digest)
+        return digest
+
+    def unload_adapter(self, digest: str) -> None:
+        self._adapters.discard(digest)
+
     def allocate_on_host(self, num_blocks: int) -> memoryview:
         return memoryview(bytearray(num_blocks * self.memory_plan.block_bytes))
 
@@ -171,6 +189,8 @@ class FakeBackend(RunsAtOnce):
             raise FakeFault("the batch holds the poisoned token")
         block = batch.block_tables[row][position // self._block_size]
         adapter = "" if batch.adapters is None else batch.adapters[row]
+        if adapter and self._max_loras and adapter not in self._adapters:
+            raise FakeFault(f"adapter {adapter} is not loaded")
         self._slots[block][position % self._block_size] = slot_value(token_id, position, adapter)
 
     def _draw(self, batch: StepBatch, row: int, before: list[int]) -> int:

@@ -51,6 +51,9 @@ class DeviceMemory:
     num_staged: int = 0
     """Blocks for which it will take memory there to move them to and from other tiers; likewise."""
 
+    adapters: int = 0
+    """What of it adapters will take once they are loaded."""
+
     @property
     def staging(self) -> int:
         return self.num_staged * self.block_bytes
@@ -60,7 +63,7 @@ class DeviceMemory:
         available = self.memory().available
         if self.share is not None:
             available = min(available, self.share - self.held)
-        return max(0, available - self.host_tier - self.staging)
+        return max(0, available - self.host_tier - self.staging - self.adapters)
 
 
 @attrs.frozen
@@ -122,7 +125,7 @@ def _choose(config: BackendConfig, device: DeviceMemory) -> _Choice:
     memory = device.memory()
     if asked.utilization is not None:
         num_bytes = int(memory.total * asked.utilization) // config.num_sharing - device.held - workspace
-        num_bytes -= device.host_tier + device.staging
+        num_bytes -= device.host_tier + device.staging + device.adapters
         said = (
             f"--gpu-memory-utilization {asked.utilization:g} of {show(memory.total)}{_each(config)}, less "
             f"{show(device.held)} held and {show(workspace)} for the largest pass{_beside(device)},"
@@ -156,6 +159,7 @@ def _beside(device: DeviceMemory) -> str:
     """Return words to follow an amount from which the memory of other tiers is deducted."""
     parts = [f"--kv-host-memory {show(device.host_tier)}"] if device.host_tier else []
     parts += [f"{show(device.staging)} for blocks on their way to other tiers"] if device.num_staged else []
+    parts += [f"{show(device.adapters)} for adapters (--max-loras)"] if device.adapters else []
     return f", less {' and '.join(parts)}" if parts else ""
 
 

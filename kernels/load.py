@@ -38,6 +38,7 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     if name == "reference":
         return _load_reference(config)
     if name == "vllm":
+        _refuse_adapters(name, config)
         from .vllm_runner.vllm_backend import VllmBackend
 
         return VllmBackend(config)
@@ -46,6 +47,7 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
 
         missing = why_unavailable()
         if missing is None:
+            _refuse_adapters("triton", config)
             from .triton.triton_backend import TritonBackend
 
             try:
@@ -82,6 +84,12 @@ def _refuse_what_only_vllm_has(name: str, config: BackendConfig) -> None:
         raise ValueError(
             f"--trust-remote-code: the {name} executor runs no code of a checkpoint; only --executor vllm can"
         )
+
+
+def _refuse_adapters(name: str, config: BackendConfig) -> None:
+    """Raises ValueError if adapters are asked of a backend that applies none."""
+    if config.max_loras:
+        raise ValueError(f"--enable-lora: the {name} executor applies no adapters; --executor cpu and reference do")
 
 
 def _load_reference(config: BackendConfig) -> Backend:

@@ -92,11 +92,29 @@ def read_header(path: Path) -> list[StoredTensor]:
     """Return a file's tensors in the order of their bytes. Raises ValueError, naming the tensor, if invalid."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        begin = _LENGTH_BYTES + length
-        if size < _LENGTH_BYTES or length > _MAX_HEADER_BYTES or begin > size:
-            raise ValueError(f"{path.name} cannot be read: it has {size} bytes, fewer than its header says it needs")
-        header = file.read(length)
+        start = file.read(_LENGTH_BYTES)
+        header = file.read(_header_length(start, path, size, _MAX_HEADER_BYTES))
+    return _parse_header(header, path, size)
+
+
+def parse_header(data: bytearray, path: Path, *, most: int) -> list[StoredTensor]:
+    """Return the tensors of a file that has been read from `path`, and whose header has at most so many bytes.
+
+    Raises ValueError as `read_header` does.
+    """
+    length = _header_length(data[:_LENGTH_BYTES], path, len(data), most)
+    return _parse_header(bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + length]), path, len(data))
+
+
+def _header_length(start: bytes | bytearray, path: Path, size: int, most: int) -> int:
+    length = int.from_bytes(start, "little")
+    if size < _LENGTH_BYTES or length > most or _LENGTH_BYTES + length > size:
+        raise ValueError(f"{path.name} cannot be read: it has {size} bytes, fewer than its header says it needs")
+    return length
+
+
+def _parse_header(header: bytes, path: Path, size: int) -> list[StoredTensor]:
+    begin = _LENGTH_BYTES + len(header)
     try:
         entries = json.loads(header, object_pairs_hook=_unique)
         if not isinstance(entries, dict):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from threading import Lock
 
 import attrs
 import numpy as np
 import torch
 
+from ..adapters.named_weights import NamedWeights
 from ..backend import BackendConfig, Capabilities, RunsAtOnce, wants_strict
 from ..batch import Drawn, StepBatch
 from ..kv_cache import KVCache, choose_kv_dtype
@@ -29,11 +31,13 @@ from ..opened_model import open_model
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores
 from ..step_types import Scores
+from .adapted_products import AdaptedProducts
 from .build import CannotBuild, Kernels, load_kernels
 from .first_touch import FirstTouch
 from .packing import PackedWeights
 from .program import STORED, STORED_KV, Bounds, Op, Pass, check_layout
-from .recorder import Program, record
+from .recorded import Program
+from .recorder import record
 from .sampler import draw
 from .scores import score
 
@@ -74,15 +78,18 @@ class CpuBackend(RunsAtOnce):
             check_weights_fit(source.expected_quantized_bytes, memory(), num_sharing=config.num_sharing, share=share)
             activations = source.activations if config.activations == "auto" else config.activations
             weights = PackedWeights(source, self._library, byte_products=activations == "int8")
-            model = opened.build(weights)
+            named = NamedWeights(weights)
+            model = opened.build(named)
             if config.activations == "int8" and not weights.is_quantized:
                 raise ValueError("--activations int8 needs quantized weights: add --quantization int8, or int4")
         self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
+        self.adapters = AdaptedProducts(named, self._library, max_loras=config.max_loras, max_rank=config.max_lora_rank)
         block = opened.block_shape(config.block_size, kv_dtype)
         self.cache: KVCache
         self._bounds: Bounds
         self._program: Program
+        self._adapted: Program | None = None  # of passes in which a row has an adapter
 
         def set_up(num_blocks: int) -> None:
             """Allocate a cache of this size, and record the program for it."""
@@ -97,18 +104,24 @@ class CpuBackend(RunsAtOnce):
                 vocab_size=model_config.vocab_size,
             )
             with torch.inference_mode():
-                self._program = record(model, weights, self.cache, self._bounds)
+                if config.max_loras:
+                    self._adapted = record(model, weights, self.cache, self._bounds, self.adapters)
+                shared = [] if self._adapted is None else self._adapted.workspace
+                self._program = record(model, weights, self.cache, self._bounds, shared=shared)
 
         def profile() -> int:
             """Measure the memory of the largest pass."""
 
             def run() -> None:
                 set_up(NUM_BLOCKS)
+                if self._adapted is not None:
+                    _touch(self._adapted)
                 self._program = _each_kernel_once(self._program)
                 self.step(largest_pass(config))
 
             peak = peak_of(run)
             del self._program, self.cache  # so that two never exist at once
+            self._adapted = None
             self._last_drawn = [None] * config.max_num_seqs
             return peak
 
@@ -117,6 +130,7 @@ class CpuBackend(RunsAtOnce):
             DeviceMemory(
                 block_bytes=block.num_bytes,
                 weights_bytes=weights.num_bytes,
+                adapters=self.adapters.num_bytes,
                 held=resident(),
                 profile=profile,
                 memory=memory,
@@ -169,6 +183,12 @@ class CpuBackend(RunsAtOnce):
         parts = [self._run_head(one_pass, tokens[start : start + self._bounds.num_logits]).clone() for start in starts]
         return torch.cat([nothing_MV, *parts])
 
+    def load_adapter(self, folder: Path, expected: str | None = None) -> str:
+        return self.adapters.load(folder, expected)
+
+    def unload_adapter(self, digest: str) -> None:
+        self.adapters.unload(digest)
+
     def allocate_on_host(self, num_blocks: int) -> memoryview:
         return np.empty(num_blocks * self.memory_plan.block_bytes, np.uint8).data
 
@@ -191,7 +211,7 @@ class CpuBackend(RunsAtOnce):
 
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""
-        del self._program, self._first_touch, self.cache
+        del self._program, self._adapted, self._first_touch, self.cache
 
     def _pass(self, batch: StepBatch) -> Pass:
         if batch.copies:
@@ -202,22 +222,29 @@ class CpuBackend(RunsAtOnce):
             bounds=self._bounds,
             block_size=self.cache.block_size,
             num_threads=self.num_threads,
+            adapters=self.adapters.in_pass(batch),
         )
+
+    def _program_of(self, one_pass: Pass) -> Program:
+        return self._adapted if one_pass.has_adapters and self._adapted is not None else self._program
 
     def _run(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
         """Run a pass and return the logits of these tokens, in ascending order. The next call overwrites them."""
-        one_pass.run(self._library, self._program.draw if logits_indices else self._program.keys, logits_indices)
-        return self._program.logits_MV[: len(logits_indices)]
+        program = self._program_of(one_pass)
+        one_pass.run(self._library, program.draw if logits_indices else program.keys, logits_indices)
+        return program.logits_MV[: len(logits_indices)]
 
     def _run_all(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
         """Run a pass for all its tokens, so that `_run_head` may follow for any of them; return the selected logits."""
-        one_pass.run(self._library, self._program.trunk, [])
-        return self._run_head(one_pass, logits_indices) if logits_indices else self._program.logits_MV[:0]
+        program = self._program_of(one_pass)
+        one_pass.run(self._library, program.trunk, [])
+        return self._run_head(one_pass, logits_indices) if logits_indices else program.logits_MV[:0]
 
     def _run_head(self, one_pass: Pass, logits_indices: list[int]) -> torch.Tensor:
         """Run the head for these tokens of the pass that `_run_all` has run."""
-        one_pass.run(self._library, self._program.head, logits_indices)
-        return self._program.logits_MV[: len(logits_indices)]
+        program = self._program_of(one_pass)
+        one_pass.run(self._library, program.head, logits_indices)
+        return program.logits_MV[: len(logits_indices)]
 
     def _score_rows(
         self, logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]
@@ -232,8 +259,7 @@ def _each_kernel_once(program: Program) -> Program:
     Layers share their memory, so one layer needs as much as all of them; running all of them could take minutes on a
     slow machine, for a model with billions of weights. The results are meaningless.
     """
-    for tensor in program.workspace:
-        tensor.zero_()
+    _touch(program)
     numbers = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_p and name != "no_barrier"]
     first: dict[tuple[float, ...], Op] = {}
     for op in chain(program.draw, program.trunk, program.head):
@@ -242,6 +268,12 @@ def _each_kernel_once(program: Program) -> Program:
     for op in kept:
         op.no_barrier = 0  # another operation may follow now
     return attrs.evolve(program, draw=kept)
+
+
+@torch.inference_mode()
+def _touch(program: Program) -> None:
+    for tensor in program.workspace:
+        tensor.zero_()
 
 
 def _check_supported(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:

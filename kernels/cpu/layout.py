@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -15,19 +16,26 @@ _LINE = 32
 
 
 def remove_barriers(calls: list[RecordedOp]) -> None:
-    """Remove the barriers between operations in which each thread works on the same rows, and between gathers."""
+    """Remove the barriers between operations in which each thread works on the same rows, between gathers, and between
+    two products of the same rows."""
     for call, following in pairwise(calls):
         kinds = {call.kind, following.kind}
         same_rows = call.fields["on_logits_rows"] == following.fields["on_logits_rows"]
-        call.fields["no_barrier"] = (kinds <= program.ROW_WISE and same_rows) or kinds == {program.GATHER}
+        call.fields["no_barrier"] = (
+            (kinds <= program.ROW_WISE and same_rows)
+            or kinds == {program.GATHER}
+            or (call.kind, following.kind) == (program.LOW_RANK, program.LINEAR)
+        )
 
 
-def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[int]) -> dict[int, torch.Tensor]:
+def lay_out(
+    calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[int], shared: Sequence[torch.Tensor] = ()
+) -> dict[int, torch.Tensor]:
     """Allocate memory for every value; later values reuse the memory of those no longer read.
 
     Memory is not reused between operations without a barrier, because one thread could write its next row where another
     still reads. A product that adds a value for the last time stores its result in that value's place, which has just
-    been read and is in the processor's cache. Values in `kept` are held until the end.
+    been read and is in the processor's cache. Values in `kept` are held until the end. `shared` is memory to use first.
     """
     rows = [bounds.num_logits if on_logits else bounds.num_tokens for on_logits in values.on_logits_rows]
     last_read = {value: index for index, call in enumerate(calls) for value in call.read}
@@ -51,13 +59,23 @@ def lay_out(calls: list[RecordedOp], values: Values, bounds: Bounds, kept: set[i
         for slot, holder in enumerate(held_by):
             if holder is not None and last_read.get(holder, index) <= index:
                 held_by[slot] = None
-    memory = [torch.empty(size, dtype=torch.float32) for size in sizes]
+    memory = _allocate(sizes, shared)
     return {value: memory[slot] for value, slot in slot_of.items()}
+
+
+def _allocate(sizes: list[int], shared: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return memory of at least these sizes: the largest gets the largest that is shared, and so on."""
+    left = sorted(shared, key=len)
+    memory: dict[int, torch.Tensor] = {}
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        fits = bool(left) and len(left[-1]) >= sizes[index]
+        memory[index] = left.pop() if fits else torch.empty(sizes[index], dtype=torch.float32)
+    return [memory[index] for index in range(len(sizes))]
 
 
 def _replaceable(call: RecordedOp, values: Values) -> int | None:
     """Return the value in whose place a product may store its result, since it reads each element just before."""
-    if call.kind != program.LINEAR or call.x is None or call.z is None or call.z.offset:
+    if call.kind not in (program.LINEAR, program.ADD_LOW_RANK) or call.x is None or call.z is None or call.z.offset:
         return None
     added = call.z.value
     return added if added != call.x.value and values.shape(added) == values.shape(call.y.value) else None

@@ -28,6 +28,7 @@ STORED_KV = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
+LOW_RANK, ADD_LOW_RANK = range(16, 18)
 ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE})
 """Kinds of operations in which each thread reads and writes only its own rows, always the same ones."""
 
@@ -59,6 +60,12 @@ class QuantizedMatrix(ctypes.Structure):
     )
 
 
+class LowRankMatrices(ctypes.Structure):
+    """An adapter's part of a product; csrc/linear/low_rank.h documents the fields."""
+
+    _fields_ = (("rank", ctypes.c_int64), ("a", ctypes.c_void_p), ("b", ctypes.c_void_p))
+
+
 class _Pass(ctypes.Structure):
     _fields_ = (
         *(
@@ -69,8 +76,10 @@ class _Pass(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in (
                 "token_ids", "positions", "blocks", "logits_indices", "query_start", "tables", "table_start",
+                "adapted_tokens", "adapted_starts", "adapted_logits", "adapted_logits_starts",
             )
         ),
+        ("num_adapters", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -85,6 +94,15 @@ class Bounds:
     vocab_size: int
 
 
+@attrs.frozen
+class RowAdapters:
+    """The adapter of each row of a pass."""
+
+    slots: list[int]
+    """The slot of each row's adapter, or -1."""
+    num_slots: int
+
+
 class Pass:
     """The columns of one pass, and the C struct that points to them."""
 
@@ -96,6 +114,7 @@ class Pass:
         bounds: Bounds,
         block_size: int,
         num_threads: int,
+        adapters: RowAdapters | None = None,
     ) -> None:
         """Raise ValueError for a carried row without a sampled token or with several tokens, and for anything out of
         bounds."""
@@ -122,13 +141,22 @@ class Pass:
             "tables": tables,
             "table_start": table_start,
         }
+        self._token_slots: Int64s | None = None
+        if adapters is not None:
+            self._token_slots = np.repeat(_column(adapters.slots), lengths)
+            self._columns |= _sorted_by_slot("adapted_tokens", "adapted_starts", self._token_slots, adapters.num_slots)
         self._struct = _Pass(
+            num_adapters=0 if adapters is None else adapters.num_slots,
             num_tokens=len(token_ids),
             num_sequences=len(batch.slots),
             block_size=block_size,
             num_threads=num_threads,
             **{name: column.ctypes.data for name, column in self._columns.items()},
         )
+
+    @property
+    def has_adapters(self) -> bool:
+        return self._token_slots is not None
 
     def run(self, library: ctypes.CDLL, ops: ctypes.Array[Op], logits_indices: Sequence[int]) -> None:
         """Run operations, those of the head for the tokens with these indexes."""
@@ -139,6 +167,12 @@ class Pass:
                 f"logits of {len(column)} tokens requested, at most {self._bounds.num_logits} are possible"
             )
         self._struct.logits_indices, self._struct.num_logits = column.ctypes.data, len(column)
+        if self._token_slots is not None:
+            slots = self._token_slots[column]
+            columns = _sorted_by_slot("adapted_logits", "adapted_logits_starts", slots, self._struct.num_adapters)
+            self._columns |= columns  # which keeps their memory
+            for name, values in columns.items():
+                setattr(self._struct, name, values.ctypes.data)
         library.quipu_run(ops, len(ops), ctypes.byref(self._struct))
 
     def _check(self, token_ids: Int64s, positions: Int64s, tables: Int64s, num_free_slots: Int64s) -> None:
@@ -170,7 +204,8 @@ def fields_of(struct: type[ctypes.Structure]) -> list[Field]:
 
 
 def check_layout(
-    library: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]] = (Op, _Pass, QuantizedMatrix)
+    library: ctypes.CDLL,
+    structs: Sequence[type[ctypes.Structure]] = (Op, _Pass, QuantizedMatrix, LowRankMatrices),
 ) -> None:
     """Raise RuntimeError with the name of the first field that differs between these structs and the compiled ones."""
     for which, struct in enumerate(structs):
@@ -193,6 +228,12 @@ def _compiled_fields(library: ctypes.CDLL, which: int) -> list[Field]:
 
 def _column(values: Sequence[int]) -> Int64s:
     return np.array(values, dtype=np.int64)
+
+
+def _sorted_by_slot(rows: str, starts: str, slots: Int64s, num_slots: int) -> dict[str, Int64s]:
+    """Return the numbers of all rows, those without an adapter (-1) first, and where those of each slot begin."""
+    order = np.argsort(slots, kind="stable").astype(np.int64, copy=False)
+    return {rows: order, starts: np.searchsorted(slots[order], np.arange(num_slots + 1)).astype(np.int64, copy=False)}
 
 
 def _check_within(what: str, column: Int64s, bound: int) -> None:

@@ -6,9 +6,14 @@ operation in each way of running a program.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import attrs
+import torch
+
+from .packing import Packed
+from .program import Op
 
 
 @attrs.frozen
@@ -64,3 +69,23 @@ class Values:
     def shape(self, value: int) -> tuple[int, bool]:
         """Return the width of a value, and whether its rows are those of the logits."""
         return self.widths[value], self.on_logits_rows[value]
+
+
+@attrs.frozen
+class Program:
+    """The lists of operations that a step may replay, depending on the results that it needs."""
+
+    keys: ctypes.Array[Op]
+    """Writes the keys and values of all layers: enough for a pass from which nothing is sampled."""
+    draw: ctypes.Array[Op]
+    """From token ids to the logits of selected tokens, in ascending order; other tokens stop at the last attention."""
+    trunk: ctypes.Array[Op]
+    """From token ids to the last layer, for all tokens."""
+    head: ctypes.Array[Op]
+    """From the last layer to logits, for tokens selected after `trunk` has run."""
+    logits_MV: torch.Tensor
+    """Written by `draw` and `head`."""
+    memory: list[torch.Tensor | Packed]
+    """All memory that operations have pointers to."""
+    workspace: list[torch.Tensor]
+    """The part of this memory that passes write to."""

@@ -13,51 +13,36 @@ not, and using it raises an error at load.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import torch
 
 from ..kv_cache import KVCache
 from ..models.families import Model
 from ..ops import Experts, RopeTable
 from . import program
+from .adapted_products import AdaptedProducts
 from .fusing import fuse
 from .layout import compile_op, lay_out, remove_barriers
 from .narrowing import narrowed, through_last_attention
 from .packing import Packed, PackedWeights
 from .program import STORED_KV, Bounds, Op
-from .recorded import Place, RecordedOp, Values
+from .recorded import Place, Program, RecordedOp, Values
 from .rounding import store_rounded
 
 _ROWS = 2  # with one row, the stride between rows would be undefined
 
 
-@attrs.frozen
-class Program:
-    """The lists of operations that a step may replay, depending on the results that it needs."""
-
-    keys: ctypes.Array[Op]
-    """Writes the keys and values of all layers: enough for a pass from which nothing is sampled."""
-    draw: ctypes.Array[Op]
-    """From token ids to the logits of selected tokens, in ascending order; other tokens stop at the last attention."""
-    trunk: ctypes.Array[Op]
-    """From token ids to the last layer, for all tokens."""
-    head: ctypes.Array[Op]
-    """From the last layer to logits, for tokens selected after `trunk` has run."""
-    logits_MV: torch.Tensor
-    """Written by `draw` and `head`."""
-    memory: list[torch.Tensor | Packed]
-    """All memory that operations have pointers to."""
-    workspace: list[torch.Tensor]
-    """The part of this memory that passes write to."""
-
-
 class Recorder:
     """Implements `quipu.kernels.ops.Ops` without computing anything."""
 
-    def __init__(self, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> None:
+    def __init__(
+        self, weights: PackedWeights, cache: KVCache, bounds: Bounds, adapters: AdaptedProducts | None = None
+    ) -> None:
+        """With `adapters`, products are recorded that adapters change; a row without one has the same bits."""
         self._weights = weights
+        self._adapters = adapters
         self._cache = cache
         self._bounds = bounds
         self.recorded: list[RecordedOp] = []
@@ -78,9 +63,25 @@ class Recorder:
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         rows, width = weight_OI.shape
+        table = None if self._adapters is None else self._adapters.table(weight_OI)
+        narrow_NR = None
+        if table is not None:
+            narrow_NR = self._record(
+                program.LOW_RANK,
+                x=x_NI,
+                shape=(table.width,),
+                width=width,
+                out_width=table.width,
+                matrices=table.address,
+            )
         bias = None if bias_O is None else self._vector(bias_O)
-        return self._record(
+        y_NO = self._record(
             program.LINEAR, x=x_NI, shape=(rows,), width=width, out_width=rows, bias=bias, also=self._matrix(weight_OI)
+        )
+        if table is None:
+            return y_NO
+        return self._record(
+            program.ADD_LOW_RANK, x=narrow_NR, z=y_NO, shape=(rows,), out_width=rows, matrices=table.address
         )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -244,9 +245,19 @@ class Recorder:
         return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED_KV[k_BKSE.dtype]}
 
 
-def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds) -> Program:
-    """Record the program of a model, for passes within these bounds."""
-    recorder = Recorder(weights, cache, bounds)
+def record(
+    model: Model,
+    weights: PackedWeights,
+    cache: KVCache,
+    bounds: Bounds,
+    adapters: AdaptedProducts | None = None,
+    shared: Sequence[torch.Tensor] = (),
+) -> Program:
+    """Record the program of a model, for passes within these bounds, or of passes with adapters.
+
+    `shared`: the workspace of another program of this model, which never runs at the same time.
+    """
+    recorder = Recorder(weights, cache, bounds, adapters)
     x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
     num_trunk = len(recorder.recorded)
     model.logits(recorder.start_head(x_ND), recorder)
@@ -259,7 +270,7 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
     if weights.multiplies_pairs:
         store_rounded([*keys, *narrow, *trunk, *head], recorder.values)
     kept = {logits, *head[0].read}  # the head may run again for other tokens
-    memory = lay_out([*keys, *narrow, *after, *head], recorder.values, bounds, kept)
+    memory = lay_out([*keys, *narrow, *after, *head], recorder.values, bounds, kept, shared)
 
     def array(calls: list[RecordedOp]) -> ctypes.Array[Op]:
         return (Op * len(calls))(*(compile_op(call, recorder.values.widths, memory) for call in calls))
@@ -271,5 +282,5 @@ def record(model: Model, weights: PackedWeights, cache: KVCache, bounds: Bounds)
         head=array(head),
         logits_MV=memory[logits][: bounds.num_logits * recorder.values.widths[logits]].view(bounds.num_logits, -1),
         memory=[*memory.values(), *recorder.memory],
-        workspace=list(memory.values()),
+        workspace=list({id(tensor): tensor for tensor in memory.values()}.values()),
     )

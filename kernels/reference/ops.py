@@ -12,6 +12,7 @@ What must always hold: row n of a result is a function of row n alone (in `atten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,9 @@ class ReferenceOps:
         self._plan = plan
         self._cache = cache
         self._cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id(table)
+
+    def select(self, tokens: Sequence[int]) -> None:
+        """Say which tokens of the pass all later operations work on, row by row. Before that: all of them."""
 
     def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         # the table is always float32

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from ..adapters.named_weights import NamedWeights
 from ..backend import BackendConfig, Capabilities, RunsAtOnce, refuse_int8_activations, wants_strict
 from ..batch import Drawn, StepBatch
 from ..kv_cache import KVCache, choose_kv_dtype
@@ -26,8 +28,9 @@ from ..opened_model import open_model
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
 from ..sampling.oracle import draw
+from .adapted_ops import NO_SLOT, AdaptedOps, ReferenceAdapters
 from .ops import EmptyOps, ReferenceOps
-from .plan import make_plan
+from .plan import StepPlan, make_plan
 from .rows import ROWS, round_up
 
 # Below this hidden size a second thread costs more than it gains.
@@ -49,7 +52,9 @@ class ReferenceBackend(RunsAtOnce):
             opened = open_model(config, held_in=torch.float32)
             weights, share = opened.source, config.memory_share
             check_weights_fit(weights.expected_bytes, memory(), num_sharing=config.num_sharing, share=share)
-            self._model = opened.build(weights)
+            named = NamedWeights(weights)
+            self._model = opened.build(named)
+            self.adapters = ReferenceAdapters(named, max_loras=config.max_loras, max_rank=config.max_lora_rank)
         kv_dtype = choose_kv_dtype(config.kv_cache_dtype, opened.dtype)
         block = opened.block_shape(config.block_size, kv_dtype)
         self.one_thread = opened.config.hidden_size < _ONE_THREAD_BELOW
@@ -62,6 +67,7 @@ class ReferenceBackend(RunsAtOnce):
             DeviceMemory(
                 block_bytes=block.num_bytes,
                 weights_bytes=weights.num_bytes,
+                adapters=self.adapters.num_bytes,
                 held=resident(),
                 profile=partial(self._profile, config, opened.config.vocab_size),
                 memory=memory,
@@ -105,8 +111,17 @@ class ReferenceBackend(RunsAtOnce):
             if batch.copies:
                 self.cache.copy_blocks(batch.copies)
             plan = make_plan(batch, self._last_drawn, self.cache.block_size)
-            ops = self._ops(plan, self.cache, self._dtype)
+            ops = self._adapted(plan, batch) or self._ops(plan, self.cache, self._dtype)
             yield _Head(self._model, self._model.forward(plan.token_ids_N, ops), ops)
+
+    def _adapted(self, plan: StepPlan, batch: StepBatch) -> ReferenceOps | None:
+        """Return the operations of a pass in which a row has an adapter."""
+        slots = self.adapters.of_rows(batch)
+        if slots is None:
+            return None
+        slots_n = torch.tensor([NO_SLOT if slot is None else slot for slot in slots])
+        slots_n = slots_n.repeat_interleave(torch.tensor([span.length for span in plan.spans]))
+        return AdaptedOps(plan, self.cache, self._dtype, self.adapters, slots_n)
 
     def _profile(self, config: BackendConfig, vocab_size: int) -> int:
         """Measure the memory of the largest pass, with operations that skip what is slow."""
@@ -123,6 +138,12 @@ class ReferenceBackend(RunsAtOnce):
         finally:
             self._ops = ReferenceOps
             self._last_drawn = [None] * config.max_num_seqs
+
+    def load_adapter(self, folder: Path, expected: str | None = None) -> str:
+        return self.adapters.load(folder, expected)
+
+    def unload_adapter(self, digest: str) -> None:
+        self.adapters.unload(digest)
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
         return np.empty(num_blocks * self.memory_plan.block_bytes, np.uint8).data
@@ -151,6 +172,7 @@ class _Head:
         x_ND = self._x_ND
         x_MD = x_ND.new_zeros((round_up(len(tokens), ROWS), x_ND.shape[1]))
         x_MD[: len(tokens)] = x_ND[tokens]
+        self._ops.select(tokens)
         return self._model.logits(x_MD, self._ops)[: len(tokens)]
 
     def rows(self, tokens: list[int]) -> tuple[torch.Tensor, range]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -154,6 +155,12 @@ class VllmBackend:
 
     def while_idle(self) -> bool:
         return False
+
+    def load_adapter(self, folder: Path, expected: str | None = None) -> str:
+        raise ValueError("the vllm executor applies no adapters")
+
+    def unload_adapter(self, digest: str) -> None:
+        raise ValueError("the vllm executor applies no adapters")
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
         return self._arenas.allocate(num_blocks)

@@ -36,6 +36,7 @@ def pool_of(
     share: int | None = None,
     host_tier: int = 0,
     num_staged: int = 0,
+    adapters: int = 0,
 ) -> MemoryPlan:
     """Plan a device with 2 GiB in use, where a block of 16 tokens takes 1 MiB and the largest pass 1 GiB."""
     config = backend_config(
@@ -56,6 +57,7 @@ def pool_of(
         share=share,
         host_tier=host_tier,
         num_staged=num_staged,
+        adapters=adapters,
     )
     return plan_memory(config, device)
 
@@ -144,6 +146,17 @@ def test_no_memory_beside_the_buffers(
     most = GIB // block_bytes
     with pytest.raises(ValueError, match=r"less [0-9.]+.iB for blocks on their way to other tiers: lower it"):
         load_backend(executor, attrs.evolve(config, num_staged_blocks=most))
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_blocks"),
+    [({"available": 4 * GIB}, 1536), ({"kv_memory": KVMemory(utilization=0.5)}, (8 - 2 - 1 - 1) * 1024)],
+)
+def test_memory_of_adapters(settings: dict[str, Any], num_blocks: int) -> None:
+    """Leave the memory that adapters will take once they are loaded, and say so."""
+    assert pool_of(may_shorten=True, max_model_len=65_536, adapters=GIB, **settings).num_blocks == num_blocks
+    with pytest.raises(ValueError, match=r"less 1.00GiB for adapters \(--max-loras\)"):
+        pool_of(num_blocks=12 * 1024, adapters=GIB)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "program.h"
+#include "linear/low_rank.h"
 #include "linear/quantized.h"
 
 namespace {
@@ -17,6 +18,7 @@ struct Field {
 #define FIELD(type, name) {#name, offsetof(type, name), sizeof(type::name)}
 #define OP(name) FIELD(Op, name)
 #define PASS(name) FIELD(Pass, name)
+#define LOW_RANK(name) FIELD(LowRank, name)
 #define MATRIX(name) FIELD(QuantizedMatrix, name)
 
 static const Field kOp[] = {
@@ -30,6 +32,7 @@ static const Field kOp[] = {
 static const Field kPass[] = {
     PASS(num_tokens), PASS(num_logits), PASS(num_sequences), PASS(block_size), PASS(num_threads), PASS(token_ids),
     PASS(positions), PASS(blocks), PASS(logits_indices), PASS(query_start), PASS(tables), PASS(table_start),
+    PASS(adapted_tokens), PASS(adapted_starts), PASS(adapted_logits), PASS(adapted_logits_starts), PASS(num_adapters),
     {nullptr, sizeof(Pass), 0},
 };
 
@@ -38,4 +41,11 @@ static const Field kMatrix[] = {
     MATRIX(has_lowest), MATRIX(codes), MATRIX(scales), MATRIX(offsets), {nullptr, sizeof(QuantizedMatrix), 0},
 };
 
-extern "C" const void* quipu_layout(int32_t which) { return which == 2 ? kMatrix : which ? kPass : kOp; }
+static const Field kLowRankFields[] = {
+    LOW_RANK(rank), LOW_RANK(a), LOW_RANK(b), {nullptr, sizeof(LowRank), 0},
+};
+
+extern "C" const void* quipu_layout(int32_t which) {
+    static const Field* const layouts[] = {kOp, kPass, kMatrix, kLowRankFields};
+    return layouts[which];
+}

@@ -24,6 +24,8 @@ enum Kind : int32_t {
     kExpertLinear = 13,
     kExpertSiluMul = 14,
     kCombine = 15,
+    kLowRank = 16,
+    kAddLowRank = 17,
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
@@ -62,7 +64,7 @@ struct Op {
     float* y;
     void* keys;    // one layer's cache, [block, kv head, slot, head_dim]; see head_bytes
     void* values;
-    const void* const* matrices;  // one per expert
+    const void* const* matrices;  // one per expert; or one LowRank per adapter (linear/low_rank.cpp), null where it has none
     void* dispatch;               // the assignment of rows to experts; see experts.cpp
     const float* norm;      // linear: norm x first, with this weight; attend with fused_rope: weight of the queries' norm
     const float* key_norm;  // attend with fused_rope: weight of the keys' norm
@@ -85,6 +87,11 @@ struct Pass {
     const int64_t* query_start;  // first token of each sequence, and the end of the last
     const int64_t* tables;       // block tables, concatenated
     const int64_t* table_start;  // start of each table
+    const int64_t* adapted_tokens;   // all tokens, sorted by adapter: first those without one
+    const int64_t* adapted_starts;   // first of each adapter in adapted_tokens, and the end of the last
+    const int64_t* adapted_logits;   // likewise, of the rows whose logits are needed
+    const int64_t* adapted_logits_starts;
+    int64_t num_adapters;
 };
 
 // One thread's share of an operation. `next` returns numbers from 0, each to one thread of the team.
@@ -166,3 +173,5 @@ void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);
 void expert_silu_mul(const Op&, const Pass&, const Worker&);
 void combine(const Op&, const Pass&, const Worker&);
+void low_rank(const Op&, const Pass&, const Worker&);
+void add_low_rank(const Op&, const Pass&, const Worker&);

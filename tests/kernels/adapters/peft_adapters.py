@@ -1,0 +1,95 @@
+"""Adapters made by PEFT for the tests' checkpoints, and the logits of PEFT on torch, which are the oracle."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from quipu.kernels.batch import StepBatch
+from tests.kernels.kernel_checkpoints import make_batch, scattered_blocks
+from tests.kernels.one_prompt import Backend
+from tests.kernels.oracles import NUM_PREFILL, TOKENS
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+SEPARATE = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+
+
+def targets_of(name: str) -> list[str]:
+    """Return all modules of a layer that adapters may change, for a checkpoint of `CONFIGS`."""
+    return FUSED if name.startswith("phi") else ATTENTION if name == "qwen3-moe" else SEPARATE
+
+
+def wrapped(model_path: Path, dtype: str, **settings: Any) -> Any:
+    """Return a model with a new adapter, as `LoraConfig(**settings)` describes it, whose matrices are random."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of transformers' names in PEFT, and of what is saved for tied heads
+        base = AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
+        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **settings))
+    torch.manual_seed(settings.get("r", 8))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.6 * parameter.shape[1] ** -0.5)
+    return model
+
+
+def make_adapter(folder: Path, model_path: Path, **settings: Any) -> Path:
+    """Save a new adapter as PEFT does, of rank 4 and for q and v by default."""
+    settings = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"], **settings}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped(model_path, "float32", **settings).save_pretrained(folder, save_embedding_layers=False)
+    return folder
+
+
+def change_config(folder: Path, **entries: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | entries))
+
+
+def change_tensors(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Replace, add or (None) remove tensors."""
+    path = folder / "adapter_model.safetensors"
+    changed = load_file(path) | tensors
+    save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, path)
+
+
+@cache
+@torch.inference_mode()
+def run_peft(model_path: Path, adapter: Path, dtype: str, *, merged: bool = False) -> torch.Tensor:
+    """Return PEFT's logits of all TOKENS."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=getattr(torch, dtype), attn_implementation="eager"
+        )
+        model: Any = PeftModel.from_pretrained(base, adapter)
+        if merged:
+            model = model.merge_and_unload()
+    logits: torch.Tensor = model(torch.tensor([TOKENS])).logits[0].float()
+    return logits
+
+
+def with_adapters(batch: StepBatch, *digests: str) -> StepBatch:
+    return attrs.evolve(batch, adapters=list(digests))
+
+
+def run_adapted(backend: Backend, digest: str) -> torch.Tensor:
+    """Return the logits of all TOKENS with an adapter: one prefill, then steps of one token."""
+    blocks = scattered_blocks(23, seed=1)
+    prefill = make_batch({"token_ids": TOKENS[:NUM_PREFILL], "position": 0, "blocks": blocks})
+    logits = [backend.logits(with_adapters(prefill, digest), list(range(NUM_PREFILL)))]
+    for position in range(NUM_PREFILL, len(TOKENS)):
+        step = make_batch({"token_ids": [TOKENS[position]], "position": position, "blocks": blocks})
+        logits.append(backend.logits(with_adapters(step, digest), [0]))
+    return torch.cat(logits)

@@ -1,0 +1,124 @@
+"""Many adapters in one pass: a row's bits follow from the row and its own adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters
+from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.one_prompt import Backend
+
+LENGTHS = (37, 1, 5, 130, 18, 64, 9)
+CASES = [
+    *[pytest.param(make_backend, name, "float32", 1) for name in ("qwen3-odd", "gemma2")],
+    *[
+        pytest.param(partial(make_cpu_backend, num_threads=threads), name, numbers, threads, marks=needs_kernels)
+        for name, numbers, threads in [
+            ("qwen3-odd", "float32", 1),
+            ("qwen3-odd", "bfloat16", 3),
+            ("gemma2", "bfloat16", 2),
+            ("qwen3-moe", "int8-bytes", 2),
+            ("llama-rope3", "int4", 2),
+            ("llama-rope3", "int8-kv", 3),
+        ]
+    ],
+]
+over_cases = pytest.mark.parametrize(("make", "name", "numbers", "threads"), CASES)
+
+
+def load(backend: Backend, checkpoint: Path, name: str, folder: Path) -> list[str]:
+    """Load two adapters of different ranks and modules; return none, the first and the second."""
+    first = make_adapter(folder / "first", checkpoint, target_modules=targets_of(name), r=3)
+    second = make_adapter(folder / "second", checkpoint, target_modules=["o_proj", "lm_head"], r=16)
+    return ["", backend.load_adapter(first), backend.load_adapter(second)]
+
+
+@over_cases
+def test_rows_beside_others(
+    checkpoints: dict[str, Path], tmp_path: Path, make: Callable[..., Backend], name: str, numbers: str, threads: int
+) -> None:
+    """Give each row, prefilled or decoding, the bits that it has alone, whichever adapters the others have."""
+    backend = make(checkpoints[name], max_loras=3, **CPU_FORMATS[numbers])
+    adapters = load(backend, checkpoints[name], name, tmp_path)
+    tables = scattered_blocks(9 * len(LENGTHS), seed=4)
+    rows: list[dict[str, Any]] = [
+        {"token_ids": prompt(length, seed=length), "position": 0, "blocks": tables[9 * at : 9 * at + 9]}
+        for at, length in enumerate(LENGTHS)
+    ]
+    chosen = [adapters[at % 3] for at in range(len(rows))]
+    alone = []
+    for row, adapter in zip(rows, chosen, strict=True):
+        backend.cache.fill(float("nan"))
+        batch = make_batch(row)
+        # as it is without adapters anywhere, if it has none
+        batch = with_adapters(batch, adapter) if adapter else batch
+        alone.append(backend.logits(batch, list(range(len(row["token_ids"])))))
+        assert alone[-1].isfinite().all()
+    backend.cache.fill(float("nan"))
+    together = with_adapters(make_batch(*rows), *chosen)
+    assert torch.equal(backend.logits(together, list(range(sum(LENGTHS)))), torch.cat(alone))
+    for order in (range(len(rows)), [3, 0, 6, 2, 5, 1, 4]):
+        backend.cache.fill(float("nan"))
+        prefix = [{**row, "token_ids": row["token_ids"][:-1]} for row in rows if len(row["token_ids"]) > 1]
+        backend.logits(
+            with_adapters(make_batch(*prefix), *(a for a, n in zip(chosen, LENGTHS, strict=True) if n > 1)), []
+        )
+        last = [{**rows[at], "token_ids": rows[at]["token_ids"][-1:], "position": LENGTHS[at] - 1} for at in order]
+        found = backend.logits(with_adapters(make_batch(*last), *(chosen[at] for at in order)), list(range(len(rows))))
+        assert torch.equal(found, torch.stack([alone[at][-1] for at in order]))
+
+
+@over_cases
+def test_draws(
+    checkpoints: dict[str, Path], tmp_path: Path, make: Callable[..., Backend], name: str, numbers: str, threads: int
+) -> None:
+    """Draw, greedily, the tokens of the largest logits of each row's own adapter, also where few rows draw."""
+    backend = make(checkpoints[name], max_loras=2, **CPU_FORMATS[numbers])
+    adapters = load(backend, checkpoints[name], name, tmp_path)
+    tables = scattered_blocks(12, seed=4)
+    rows = [
+        {"token_ids": prompt(20, seed=9), "position": 0, "blocks": tables[2 * at : 2 * at + 2], "samples": at % 3 != 1}
+        for at in range(6)
+    ]
+    chosen = [adapters[at] for at in (2, 1, 0, 2, 1, 1)]
+    batch = with_adapters(make_batch(*rows), *chosen)
+    drawing = [at for at in range(6) if at % 3 != 1]
+    drawn = backend.step(attrs.evolve(batch, slots=list(range(6))))
+    logits = backend.logits(batch, [20 * at + 19 for at in drawing])
+    assert drawn.rows == drawing
+    assert drawn.token_ids == logits.argmax(-1).tolist()
+    assert len({tuple(row.tolist()) for row in logits}) == 3, "each adapter has logits of its own"
+
+
+@over_cases
+def test_slots_are_used_again(
+    checkpoints: dict[str, Path], tmp_path: Path, make: Callable[..., Backend], name: str, numbers: str, threads: int
+) -> None:
+    """Load into the slot of an adapter that was unloaded; refuse one more than there are slots, and rows of others."""
+    backend = make(checkpoints[name], max_loras=2, **CPU_FORMATS[numbers])
+    none, first, second = load(backend, checkpoints[name], name, tmp_path)
+    batch = make_batch({"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=4)})
+    before = [backend.logits(with_adapters(batch, each), [39]) for each in (none, first, second)]
+    third = make_adapter(tmp_path / "third", checkpoints[name], r=5)
+    with pytest.raises(ValueError, match="--max-loras"):
+        backend.load_adapter(third)
+    assert backend.load_adapter(tmp_path / "first") == first  # it is loaded
+    backend.unload_adapter(first)
+    backend.unload_adapter(first)
+    with pytest.raises(ValueError, match="not loaded"):
+        backend.logits(with_adapters(batch, first), [39])
+    loaded = backend.load_adapter(third)
+    assert len({none, first, second, loaded}) == 4
+    assert torch.equal(backend.logits(with_adapters(batch, second), [39]), before[2])
+    backend.unload_adapter(loaded)
+    assert backend.load_adapter(tmp_path / "first", first) == first
+    assert torch.equal(backend.logits(with_adapters(batch, first), [39]), before[1])
+    assert torch.equal(backend.logits(with_adapters(batch, none), [39]), before[0])
