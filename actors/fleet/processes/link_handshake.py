@@ -20,6 +20,7 @@ import hashlib
 import hmac
 import secrets
 import socket
+from typing import Protocol
 
 import attrs
 import trio
@@ -118,7 +119,13 @@ async def prove_as_engine(stream: trio.SocketStream, ticket: LinkTicket) -> None
     await stream.send_all(ticket.proof(_ENGINE, transcript))
 
 
-def prepare(stream: trio.SocketStream) -> None:
+class HasOptions(Protocol):
+    """A socket, or a stream over one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+
+
+def prepare(stream: HasOptions) -> None:
     """Have the kernel notice within half a minute that the other machine is gone; `TCP_NODELAY` is trio's default."""
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE:

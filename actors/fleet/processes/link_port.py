@@ -6,18 +6,16 @@ whenever its connection was lost. `tcp_way.py` is the other end.
     host ─▶ engine   incarnation, 4 bytes, once both have proved themselves (`link_handshake.py`) and it is wanted
     engine ─▶ host   one byte, if it still waits on this connection; frames follow in both directions
 
-With TLS (`link_tls.py`), all of that is within it.
+With TLS (`link_tls.py`), all of that is within it. Callers are met by `strangers.py`.
 
 What must always hold: nothing of a caller is decoded before it has proved itself; callers that have not are bounded, in
-number and in what is read of them, and those of one address leave room for others; a refused one is logged, and its
-place is freed only after a while.
+number and in what is read of them; a refused one is logged.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -28,18 +26,17 @@ from ..frames import PeerGone, Unreadable
 from .greeting import check_version
 from .link_handshake import Caller, Impostor, LinkTicket, hear, prepare, prove_as_host
 from .link_tls import fault_of, secure
-from .reconnection import GREETING_S, RETRY_S, tell_incarnation
+from .reconnection import GREETING_S, tell_incarnation
+from .strangers import Strangers
 
 log = structlog.get_logger()
 
 MAX_STRANGERS = 16
-"""Callers that have not proved themselves yet, at one time; further ones wait in the kernel's queue."""
+"""Callers that have not proved themselves yet, at one time."""
 MAX_OF_ADDRESS = 4
-"""Those of one address; further ones are closed."""
-PENALTY_S = 1.0
+"""Those of one address."""
 MAX_WAITING = 4
 """Connections on which one engine may wait to be admitted; the oldest is closed."""
-LOG_INTERVAL_S = 1.0
 BACKLOG = 64
 
 
@@ -106,14 +103,10 @@ class LinkPort:
         except OSError:
             self._socket.close()
             raise
-        self._accepting = trio.socket.from_stdlib_socket(self._socket)
         self._expected: dict[bytes, ExpectedEngine] = {}
         self._nobody = LinkTicket.new()
         """Stands for the tickets of unknown callers; nobody has it."""
-        self._places = trio.Semaphore(MAX_STRANGERS)
-        self._by_address: Counter[str] = Counter()
-        self._logged_at = -LOG_INTERVAL_S
-        self.num_refused = 0
+        self._strangers = Strangers(self._meet, _tell, MAX_STRANGERS, MAX_OF_ADDRESS)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -124,7 +117,11 @@ class LinkPort:
     @property
     def num_strangers(self) -> int:
         """The number of callers that have not proved themselves yet, refused ones that wait included."""
-        return self._by_address.total()
+        return self._strangers.num_at_once
+
+    @property
+    def num_refused(self) -> int:
+        return self._strangers.num_refused
 
     def expect(self) -> ExpectedEngine:
         """Return where a new engine process may connect. It must be closed."""
@@ -138,49 +135,18 @@ class LinkPort:
 
     async def run(self) -> None:
         """Meet callers until cancelled."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                await self._places.acquire()
-                try:
-                    connection, peer = await self._accepting.accept()
-                except OSError:  # there are not enough file descriptors, or the caller has gone
-                    self._places.release()
-                    await trio.sleep(RETRY_S)
-                    continue
-                if self._by_address[peer[0]] < MAX_OF_ADDRESS:
-                    nursery.start_soon(self._meet, trio.SocketStream(connection), peer[0])
-                    self._by_address[peer[0]] += 1
-                else:
-                    connection.close()
-                    self._places.release()
-                    self._refuse(peer[0], "too many callers of this address")
+        await self._strangers.meet(self._socket)
 
     def close(self) -> None:
         """Listen no more, and know no engine any more."""
-        self._accepting.close()
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
         for engine in tuple(self._expected.values()):
             engine.close()
 
-    async def _meet(self, stream: trio.SocketStream, address: str) -> None:
-        is_known = False
-        try:
-            refusal = "it did not prove itself in time"
-            with trio.move_on_after(GREETING_S):
-                refusal = await self._judge(stream)
-            is_known = not refusal
-            if refusal:
-                self._refuse(address, refusal)
-                await trio.sleep(PENALTY_S)
-        finally:
-            if not is_known:
-                stream.socket.close()
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
-            self._places.release()
-
-    async def _judge(self, stream: trio.SocketStream) -> str:
+    async def _meet(self, connection: trio.socket.SocketType) -> str:
         """Keep the connection for the engine that proves to be at its other end, or return why there is none."""
+        stream = trio.SocketStream(connection)
         try:
             prepare(stream)
             stream = await secure(stream, self._tls, None)
@@ -196,8 +162,6 @@ class LinkPort:
         engine.offer(stream, caller)
         return ""
 
-    def _refuse(self, address: str, reason: str) -> None:
-        self.num_refused += 1
-        if trio.current_time() >= self._logged_at + LOG_INTERVAL_S:
-            self._logged_at = trio.current_time()
-            log.warning("link.refused", address=address, reason=reason, num_refused=self.num_refused)
+
+def _tell(address: str, reason: str, num_refused: int) -> None:
+    log.warning("link.refused", address=address, reason=reason, num_refused=num_refused)

@@ -194,7 +194,7 @@ def _is_same_user(connection: trio.socket.SocketType) -> bool:
     return credentials[1] == os.geteuid()
 
 
-async def receive_exactly(stream: trio.SocketStream, num_bytes: int) -> bytes:
+async def receive_exactly(stream: trio.abc.ReceiveStream, num_bytes: int) -> bytes:
     """Read exactly this many bytes. Raises PeerGone at end of file."""
     received = b""
     while len(received) < num_bytes:

@@ -13,7 +13,7 @@ import trio
 
 from quipu import __version__
 from quipu.actors.fleet.frames import FrameReader, FrameWriter
-from quipu.actors.fleet.processes import link_handshake, link_port
+from quipu.actors.fleet.processes import link_handshake, link_port, strangers
 from quipu.actors.fleet.processes.greeting import NUM_BYTES, OtherVersion, greeting
 from quipu.actors.fleet.processes.link_handshake import HEAD_BYTES, Impostor, LinkTicket, prove_as_engine
 from quipu.actors.fleet.processes.link_port import MAX_OF_ADDRESS, MAX_WAITING, LinkPort
@@ -27,7 +27,7 @@ FIRST, SECOND = 3, 4
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_port, "PENALTY_S", 0.05)
+    monkeypatch.setattr(strangers, "PENALTY_S", 0.05)
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ async def test_garbage_is_refused_while_an_engine_is_admitted(
     port: LinkPort, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     """Callers that send garbage, or nothing, are refused; they do not keep an engine from being admitted meanwhile."""
-    monkeypatch.setattr(link_port, "GREETING_S", 1.0)
+    monkeypatch.setattr(strangers, "GREETING_S", 1.0)
     engine = port.expect()
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -230,7 +230,7 @@ async def test_garbage_is_refused_while_an_engine_is_admitted(
             while port.num_strangers + port.num_refused < len(streams):
                 await trio.sleep(0.005)
             await trio.sleep(0.01)  # each has its deadline by now
-            monkeypatch.setattr(link_port, "GREETING_S", 60.0)  # the engine's own
+            monkeypatch.setattr(strangers, "GREETING_S", 60.0)  # the engine's own
             ours, admission = await meet(port, way_of(port, engine.ticket, lifeline), engine, FIRST)
             for stream in streams:
                 assert await read_to_end(stream) == b""
@@ -241,7 +241,7 @@ async def test_garbage_is_refused_while_an_engine_is_admitted(
 
 async def test_one_address_leaves_room_for_others(port: LinkPort, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many callers one address has, an engine at another address is admitted."""
-    monkeypatch.setattr(link_port, "GREETING_S", 60.0)  # the silent ones keep their places
+    monkeypatch.setattr(strangers, "GREETING_S", 60.0)  # the silent ones keep their places
     engine = port.expect()
     silent = [await trio.open_tcp_stream(*port.address) for _ in range(2 * link_port.MAX_STRANGERS)]
     with trio.fail_after(10):

@@ -15,12 +15,11 @@ from typing import Any
 import attrs
 import pytest
 import trio
-import trustme
 from structlog.testing import capture_logs
 
 from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.fleet.frames import FrameReader, FrameWriter, PeerGone
-from quipu.actors.fleet.processes import link_port
+from quipu.actors.fleet.processes import strangers
 from quipu.actors.fleet.processes.link_handshake import LinkTicket
 from quipu.actors.fleet.processes.link_port import LinkPort
 from quipu.actors.fleet.processes.link_tls import LinkTls, tls_of
@@ -30,6 +29,7 @@ from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.web.cli import settings
 from quipu.web.cli.cli import make_parser
 from tests.actors.fleet.processes.test_link_port import HOST, lifeline, meet, read_to_end, short_waits
+from tests.authorities import Authority
 from tests.processes import has_ended
 from tests.prompts import prompt_of
 from tests.remote_engines import LocalNodes, open_remote_engines
@@ -40,25 +40,6 @@ __all__ = ["lifeline", "short_waits"]
 
 FIRST = 3
 LONG = Abort(7)
-
-
-class Authority:
-    """Signs certificates, and writes them to files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._ca = trustme.CA()
-        self._folder = folder
-        folder.mkdir()
-        self._ca.cert_pem.write_to_path(folder / "ca.pem")
-
-    def files(self, *names: str, **times: datetime) -> LinkTls:
-        """Issue a certificate for a machine with these names and addresses; return its files."""
-        issued = self._ca.issue_cert(*names, **times)
-        name = "-".join([*names, *times])
-        cert, key = self._folder / f"{name}.cert", self._folder / f"{name}.key"
-        cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        issued.private_key_pem.write_to_path(key)
-        return LinkTls(str(cert), str(key), str(self._folder / "ca.pem"))
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +238,7 @@ async def test_callers_that_are_not_trusted(
     monkeypatch: pytest.MonkeyPatch, kind: str, refusal: str,
 ) -> None:  # fmt: skip
     """They are refused and logged with the reason, and do not keep the true engine from being admitted meanwhile."""
-    monkeypatch.setattr(link_port, "GREETING_S", 1.0 if kind == "silent" else 60.0)
+    monkeypatch.setattr(strangers, "GREETING_S", 1.0 if kind == "silent" else 60.0)
     async with open_port(tls) as port:
         engine = port.expect()
         files = impostor_files(kind, authority, other_authority, past)
@@ -302,7 +283,7 @@ async def test_hosts_that_are_not_trusted(
     monkeypatch: pytest.MonkeyPatch, kind: str, fault: str,
 ) -> None:  # fmt: skip
     """An engine logs why it does not trust a host, and keeps trying; the host never has it as a caller."""
-    monkeypatch.setattr(link_port, "GREETING_S", 60.0)
+    monkeypatch.setattr(strangers, "GREETING_S", 60.0)
     files = {
         "other authority": other_authority.files(HOST),
         "other name": authority.files("127.0.0.9"),
