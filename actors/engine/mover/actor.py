@@ -64,8 +64,11 @@ class Transfers(Protocol):
     ) -> None:
         """Serve other engines until cancelled. `call` calls what copies, with its arguments."""
 
+    def expect(self, number: int) -> None:
+        """Note that a fetch begins: what is said of it from now on concerns it."""
+
     async def fetch(self, move: Move) -> MoveResult:
-        """Carry out a move from another engine."""
+        """Carry out a move from another engine, which was expected."""
 
     def hurry(self, number: int) -> bool:
         """Have a fetch wait for nothing that is being computed. Return whether it was under way."""
@@ -111,6 +114,7 @@ async def run_mover(
                 if isinstance(message, BarrierPassed):
                     move = waiting.pop(message.number)
                     if peers is not None and move.source is Tier.PEER:
+                        peers.expect(move.number)
                         nursery.start_soon(mover.fetch, move, peers)
                     else:
                         nursery.start_soon(mover.load, move)

@@ -59,6 +59,14 @@ class _Fetch:
 
 
 @attrs.define(eq=False)
+class _Beginning:
+    """What was said of a fetch before it had a connection."""
+
+    is_hurried: bool = False
+    is_ended: bool = False
+
+
+@attrs.define(eq=False)
 class _Arrived:
     """What has come for one move."""
 
@@ -93,18 +101,28 @@ class PeerClient:
         self._nursery = nursery
         self._connections: dict[str, _Connection] = {}
         self._connecting: dict[str, trio.Lock] = {}
+        self._beginning: dict[int, _Beginning] = {}
+        """By the number of the move, until they have a connection."""
         self._fetches: dict[int, _Fetch] = {}
-        """By the number of the move."""
+        """Those that have one."""
+
+    def expect(self, number: int) -> None:
+        """Note that a fetch begins."""
+        self._beginning[number] = _Beginning()
 
     async def fetch(self, move: Move) -> MoveResult:
-        """Carry out a move from a peer. What does not come is missing."""
+        """Carry out a move from a peer, which was expected. What does not come is missing."""
         assert move.peer is not None
         started = time.perf_counter()
         arrived = _Arrived(move)
         error: str | None = None
         try:
-            connection = await self._connection(move.peer.address)
-            await self._fetch(arrived, connection)
+            try:
+                connection = await self._connection(move.peer.address)
+            finally:
+                beginning = self._beginning.pop(move.number)
+            if not beginning.is_ended:
+                await self._fetch(arrived, connection, waits=move.waits and not beginning.is_hurried)
         except* (LinkLost, CopyFailed, OSError) as lost:
             error = f"{type(lost.exceptions[0]).__name__}: {lost.exceptions[0]}"
         moved = list(range(arrived.num_copied))
@@ -112,16 +130,16 @@ class PeerClient:
             return Moved(move.number, time.perf_counter() - started)
         return MoveFailed(move.number, moved, {len(moved): LoadFailure.MISSING}, error)
 
-    async def _fetch(self, arrived: _Arrived, connection: _Connection) -> None:
+    async def _fetch(self, arrived: _Arrived, connection: _Connection, *, waits: bool) -> None:
         move = arrived.move
         number = move.number
         send, events = trio.open_memory_channel[_Event](math.inf)
         connection.fetches[number] = send
-        fetch = self._fetches[number] = _Fetch(connection, events, LONGEST_WAIT_S if move.waits else SILENCE_S)
+        fetch = self._fetches[number] = _Fetch(connection, events, LONGEST_WAIT_S if waits else SILENCE_S)
         self._copies.forget(move.targets)
         is_over = False
         try:
-            await connection.link.send(Want(number, move.keys, move.waits))
+            await connection.link.send(Want(number, move.keys, waits))
             async with trio.open_nursery() as copying:
                 while not is_over:
                     with trio.move_on_after(fetch.patience_s) as silence:
@@ -165,6 +183,9 @@ class PeerClient:
 
     def hurry(self, number: int) -> bool:
         """Have a fetch wait for nothing that is being computed. Return whether it was under way."""
+        if (beginning := self._beginning.get(number)) is not None:
+            beginning.is_hurried = True
+            return True
         if (fetch := self._fetches.get(number)) is None:
             return False
         self._tell(fetch.connection, Hurry(number))
@@ -173,7 +194,9 @@ class PeerClient:
 
     def end(self, number: int) -> None:
         """Have a fetch end early. Ignored if it is over."""
-        if (fetch := self._fetches.get(number)) is not None:
+        if (beginning := self._beginning.get(number)) is not None:
+            beginning.is_ended = True
+        elif (fetch := self._fetches.get(number)) is not None:
             self._tell(fetch.connection, Drop(number))
             fetch.connection.fetches[number].send_nowait(_Hurried())
 

@@ -38,6 +38,10 @@ class PeerTraffic:
             task_status.started()
             await PeerServer(self._copies, self._lender, call).run(self._listener)
 
+    def expect(self, number: int) -> None:
+        assert self._client is not None
+        self._client.expect(number)
+
     async def fetch(self, move: Move) -> MoveResult:
         assert self._client is not None
         return await self._client.fetch(move)

@@ -20,9 +20,11 @@ from quipu.actors.engine.peers.peer_link import (
     LoopLink,
     LoopNetwork,
     Over,
+    PeerLink,
     PeerMessage,
     Want,
 )
+from quipu.actors.messages.peers import EndFetch
 from quipu.kernels.fake import FakeBackend
 from tests.actors.engine.engine_pairs import Side, open_sides
 from tests.fake_oracle import continuation
@@ -184,6 +186,33 @@ async def test_silent_peer_is_given_up(autojump_clock: trio.testing.MockClock) -
     await move_once(network, is_ahead=False)
     assert trio.current_time() - begun < 60 + 2 * 30 + 10
     assert Want in map(type, network.sent)
+
+
+class SlowNetwork(FaultyNetwork):
+    """Takes five seconds to connect."""
+
+    async def connect(self, address: str) -> PeerLink:
+        await trio.sleep(5)
+        return await super().connect(address)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+async def test_arrives_while_it_is_connected(at: int, autojump_clock: trio.testing.MockClock) -> None:
+    """A sequence that comes before its fetch has a connection waits for a silent peer no longer than others."""
+    begun = trio.current_time()
+    await move_once(SlowNetwork("stands still", at), is_ahead=True)
+    assert trio.current_time() - begun < 60 + 2 * 40
+
+
+async def test_ends_while_it_is_connected(autojump_clock: trio.testing.MockClock) -> None:
+    """A fetch that is ended before it has a connection asks for nothing."""
+    network = SlowNetwork()
+    async with open_sides(2, network) as (prefill, decode):
+        await decode.fetch(1, PROMPT, prefill.peer)
+        await trio.sleep(1)
+        await decode.engine.receive(EndFetch(1))
+        await at_rest(prefill, decode)
+        assert [type(message) for message in network.sent] == [Hello]
 
 
 async def test_nobody_waits_for_what_is_not_computed(autojump_clock: trio.testing.MockClock) -> None:
