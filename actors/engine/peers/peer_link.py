@@ -2,7 +2,7 @@
 
 The engine that has blocks serves them (`peer_server.py`), the one that wants them asks (`peer_client.py`). A link
 carries messages both ways, and blocks in buffers that the server has made. Another carrier of bytes is another
-`PeerNetwork`: `unix_link.py` is the one of a machine.
+`PeerNetwork`: `unix_link.py` is the one of a machine, `tcp_network.py` that of several.
 
     client ──Want, Hurry, Drop──▶ server
            ◀──Hello; Here, with blocks; Over──
@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 import msgspec
 import trio
+
+MOST_BUFFERS: Final = 64
+MOST_BUFFERED_BYTES: Final = 1 << 30
+"""Of one connection, in all of its buffers."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -62,6 +66,8 @@ class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
     keys: list[bytes]
     """What they contain, as the executor has tagged them."""
     buffer: int
+    num_bytes: int = 0
+    """Of the blocks, for links that bring them by other connections."""
 
 
 class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
@@ -81,6 +87,13 @@ PeerMessage = Hello | Want | Hurry | Drop | Here | Over | Emptied
 
 class LinkLost(Exception):
     """The other engine is gone, or sends what is no message."""
+
+
+def check_buffers(hello: Hello) -> None:
+    """Raise LinkLost if a server says that it has more buffers, or larger ones, than a client could use."""
+    num, size = hello.num_buffers, hello.buffer_bytes
+    if not (0 < num <= MOST_BUFFERS and size > 0 and num * size <= MOST_BUFFERED_BYTES):
+        raise LinkLost("the peer has buffers of no possible size")
 
 
 class PeerLink(Protocol):
@@ -116,6 +129,9 @@ class PeerListener(Protocol):
 
     @property
     def address(self) -> str: ...
+
+    async def run(self) -> None:
+        """Meet those who connect, until cancelled. Until then, `accept` returns nobody."""
 
     async def accept(self) -> PeerLink:
         """Wait for the next connection."""
@@ -187,6 +203,9 @@ class LoopListener:
     _incoming: tuple[trio.MemorySendChannel[LoopLink], trio.MemoryReceiveChannel[LoopLink]] = attrs.field(
         factory=lambda: trio.open_memory_channel[LoopLink](math.inf)
     )
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
 
     async def accept(self) -> PeerLink:
         return await self._incoming[1].receive()

@@ -92,6 +92,7 @@ class PeerServer:
     async def run(self, listener: PeerListener) -> None:
         """Serve every connection that comes, until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(listener.run)
             while True:
                 try:
                     nursery.start_soon(self.serve, await listener.accept())

@@ -4,8 +4,7 @@ A block is copied once by the server, into a buffer that both processes have map
 The socket has no file that could outlive its engine. Only processes of the same user are let in, which may read each
 other's memory anyway.
 
-What must always hold: the client never touches memory that the server could take away; a message is decoded within
-bounds; what is no message ends the connection.
+What must always hold: the client never touches memory that the server could take away.
 """
 
 from __future__ import annotations
@@ -19,17 +18,14 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 import trio
 
-from .peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage
+from .message_frames import ReceivedFrames, frame_of
+from .peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage, check_buffers
 
 SCHEME: Final = "unix:"
-MAX_MESSAGE_BYTES: Final = 64 << 20
-MOST_BUFFERS: Final = 64
-MOST_BUFFER_BYTES: Final = 1 << 30
 BACKLOG: Final = 128
-_LENGTH: Final = struct.Struct("<I")
+_DESCRIPTOR: Final = struct.Struct("i")
 _CREDENTIALS: Final = struct.Struct("3i")
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _RECEIVED_BYTES: Final = 1 << 18
@@ -42,9 +38,7 @@ class UnixLink:
         self._socket = connected
         self._stream = trio.SocketStream(connected)
         self._writing = trio.Lock()
-        self._received = bytearray()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(PeerMessage)
+        self._received = ReceivedFrames()
         self._descriptors: list[int] = []
         """Of the server's memory, until `Hello` says what it is."""
         self._buffers: list[memoryview] = []
@@ -52,7 +46,7 @@ class UnixLink:
     # ------------------------------------------------------------ messages
 
     async def send(self, message: PeerMessage) -> None:
-        frame = self._frame(message)
+        frame = frame_of(message)
         try:
             async with self._writing:
                 await self._stream.send_all(frame)
@@ -60,14 +54,14 @@ class UnixLink:
             raise LinkLost("the other engine is gone") from error
 
     async def receive(self) -> PeerMessage:
-        while (message := self._cut()) is None:
+        while (message := self._received.cut()) is None:
             try:
                 data = await self._read()
             except (trio.ClosedResourceError, OSError) as error:
                 raise LinkLost("the other engine is gone") from error
             if not data:
                 raise LinkLost("the other engine is gone")
-            self._received += data
+            self._received.add(data)
         if isinstance(message, Hello):
             self._buffers = self._map(message)
         return message
@@ -75,33 +69,11 @@ class UnixLink:
     async def _read(self) -> bytes:
         if self._buffers:
             return await self._socket.recv(_RECEIVED_BYTES)
-        data, ancillary, _, _ = await self._socket.recvmsg(_RECEIVED_BYTES, socket.CMSG_SPACE(_LENGTH.size))
+        data, ancillary, _, _ = await self._socket.recvmsg(_RECEIVED_BYTES, socket.CMSG_SPACE(_DESCRIPTOR.size))
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
         return data
-
-    def _frame(self, message: PeerMessage) -> bytes:
-        body = self._encoder.encode(message)
-        return _LENGTH.pack(len(body)) + body
-
-    def _cut(self) -> PeerMessage | None:
-        """Return the next complete message. Raises LinkLost if what has come is none."""
-        received = self._received
-        if len(received) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(received)
-        if length > MAX_MESSAGE_BYTES:
-            raise LinkLost(f"the peer sends a message of {length} bytes")
-        end = _LENGTH.size + length
-        if len(received) < end:
-            return None
-        try:
-            message: PeerMessage = self._decoder.decode(bytes(received[_LENGTH.size : end]))
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise LinkLost(f"the peer sends what is no message: {error}") from error
-        del received[:end]
-        return message
 
     # ------------------------------------------------------------ blocks
 
@@ -112,8 +84,8 @@ class UnixLink:
             os.truncate(descriptor, num_bytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._buffers = _views(descriptor, hello)
-            frame = self._frame(hello)
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+            frame = frame_of(hello)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
             num_sent = await self._socket.sendmsg([frame], ancillary)
         finally:
             os.close(descriptor)
@@ -125,8 +97,7 @@ class UnixLink:
         """Map the memory that came with a `Hello`. Raises LinkLost if it is not what it should be."""
         descriptors, self._descriptors = self._descriptors, []
         try:
-            if not (0 < hello.num_buffers <= MOST_BUFFERS and 0 < hello.buffer_bytes <= MOST_BUFFER_BYTES):
-                raise LinkLost("the peer has buffers of no possible size")
+            check_buffers(hello)
             if len(descriptors) != 1:
                 raise LinkLost("the peer did not send its memory")
             # sealed: memory that could be cut off would kill whoever reads it
@@ -175,6 +146,9 @@ class UnixListener:
         self._socket.bind("\0" + name)
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
+
+    async def run(self) -> None:
+        await trio.sleep_forever()  # the kernel says who connects
 
     async def accept(self) -> PeerLink:
         listening = trio.socket.from_stdlib_socket(self._socket)

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import trio
 
 from quipu.actors.engine.peers.peer_link import LoopNetwork, PeerNetwork
+from quipu.actors.engine.peers.tcp_network import TcpNetwork
 from quipu.actors.engine.peers.unix_link import UnixNetwork
+from quipu.actors.fleet.processes.link_tls import LinkTls
 from quipu.actors.messages.peers import EndFetch, Peer
 from quipu.kernels.fake import FakeBackend
 from tests.actors.engine.engine_pairs import Admitted, open_sides
+from tests.authorities import Authority
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import eventually
 from tests.tiny import BLOCK
 
 PROMPT = [*prompt_of(10 * BLOCK, seed=1), 7, 8, 9]
-NETWORKS: dict[str, type[LoopNetwork | UnixNetwork]] = {"loop": LoopNetwork, "unix": UnixNetwork}
+HOST = "127.0.0.1"
+NETWORKS: dict[str, Callable[[LinkTls], PeerNetwork]] = {
+    "loop": lambda tls: LoopNetwork(),
+    "unix": lambda tls: UnixNetwork(),
+    "tcp": lambda tls: TcpNetwork(HOST, bytes(32)),
+    "tls": lambda tls: TcpNetwork(HOST, bytes(32), tls),
+}
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> LinkTls:
+    return Authority(tmp_path_factory.mktemp("tls") / "ours").files(HOST)
 
 
 @pytest.fixture(params=NETWORKS)
-def network(request: pytest.FixtureRequest) -> PeerNetwork:
-    return NETWORKS[request.param]()
+def network(request: pytest.FixtureRequest, tls: LinkTls) -> PeerNetwork:
+    return NETWORKS[request.param](tls)
 
 
 @pytest.mark.parametrize("is_ahead", [True, False], ids=["ahead", "afterwards"])

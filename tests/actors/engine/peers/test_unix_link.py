@@ -15,8 +15,9 @@ import pytest
 import trio
 
 from quipu.actors.engine.peers import unix_link
+from quipu.actors.engine.peers.message_frames import MAX_MESSAGE_BYTES
 from quipu.actors.engine.peers.peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage, Want
-from quipu.actors.engine.peers.unix_link import MAX_MESSAGE_BYTES, UnixNetwork
+from quipu.actors.engine.peers.unix_link import UnixNetwork
 
 HELLO = Hello("numerics", 3, 4096)
 KEY = bytes(32)
