@@ -244,7 +244,9 @@ class EngineConfig(TierSettings):
     memory_share: int | None = None
     """Bytes of the host's memory that this engine may hold in all, weights included; None: what is free."""
     has_peers: bool = False
-    """Whether other engines of this machine may fetch its blocks, and it theirs."""
+    """Whether other engines may fetch its blocks, and it theirs."""
+    checkpoint_name: str | None = None
+    """What all engines call the checkpoint, which may be in another folder on each machine. None: `model_path`."""
     may_shorten: bool = False
     """Whether `max_model_len` may be reduced to what the KV cache has room for: the operator did not set it."""
     max_steps_in_flight: int = 2

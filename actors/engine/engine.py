@@ -129,7 +129,8 @@ class Engine:
         if isinstance(message, LookUp):
             self._look_ups.post(message)  # the web side limits how many there are
         elif isinstance(message, Fetch | EndFetch):
-            self._fetches.post(message)  # at most two a sequence
+            if self._listener is not None:
+                self._fetches.post(message)  # at most two a sequence
         else:
             await self._gate.send(message)
 

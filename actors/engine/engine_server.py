@@ -20,6 +20,7 @@ import os
 import signal
 import socket
 
+import attrs
 import msgspec
 import structlog
 import trio
@@ -40,6 +41,8 @@ from ..shared.step_record import StepRecord
 from .engine import Engine, EngineNews, first_leaf
 from .executor.loading import load_executor
 from .open_tiers import TiersRefused
+from .peers.peer_link import PeerNetwork
+from .peers.tcp_network import TcpNetwork
 from .peers.unix_link import UnixNetwork
 
 log = structlog.get_logger()
@@ -137,11 +140,14 @@ def main(argv: list[str]) -> int:
             log_writer.drain()
             return os.EX_NOHOST
         admission = called
+    network = _network_of(config, way, admission)
+    if network is None:
+        config = attrs.evolve(config, has_peers=False)
     try:
         executor = load_executor(config)
         executor.record = StepRecord(int(record_descriptor))
         executor.warm_up()
-        engine = Engine(config, executor, UnixNetwork() if config.has_peers else None)
+        engine = Engine(config, executor, network)
     except TiersRefused as error:
         return refuse(admission, str(error), log_writer)
     except (ValueError, *LOADING_ERRORS) as error:
@@ -168,6 +174,18 @@ def main(argv: list[str]) -> int:
         engine.close()
         log_writer.drain()
     return 0
+
+
+def _network_of(config: EngineConfig, way: Way, admission: Admission) -> PeerNetwork | None:
+    """Return the way to other engines; None if it may not fetch from them."""
+    if not config.has_peers:
+        return None
+    if not isinstance(way, TcpWay):
+        return UnixNetwork()
+    if not way.peer_secret:
+        return None
+    # where this machine is reached: by the address from which it reaches the web process
+    return TcpNetwork(admission.stream.socket.getsockname()[0], way.peer_secret, way.tls)
 
 
 def _inherited(descriptor: int, incarnation: int) -> Admission:

@@ -79,7 +79,7 @@ def open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
 def _open_tiers(config: EngineConfig, executor: Executor) -> OpenTiers:
     backend = executor.backend
     plan = backend.memory_plan
-    weights = config.model_path  # enough for tiers that end with this process
+    weights = config.checkpoint_name or config.model_path  # enough for tiers that end with the server
     if config.kv_disk is not None or config.kv_remote is not None:
         weights = _weights_digest(config)
     weights = json.dumps([weights, config.load_format, config.quantization])

@@ -172,9 +172,10 @@ def _resolve_engines(arguments: argparse.Namespace, default: int) -> dict[str, A
 
 
 def _have_peers(arguments: argparse.Namespace, engines: dict[str, Any]) -> bool:
-    """Return whether engines fetch blocks from each other: several of one machine, of one rank each."""
-    is_one_machine = "cluster" not in engines and arguments.tensor_parallel_size == 1
-    have_peers = engines["max_engines"] > 1 and is_one_machine and bool(arguments.enable_prefix_caching)
+    """Return whether engines fetch blocks from each other: several, of one rank each."""
+    have_peers = (
+        engines["max_engines"] > 1 and arguments.tensor_parallel_size == 1 and bool(arguments.enable_prefix_caching)
+    )
     if "engine_roles" in engines and not have_peers:
         log.warning("config.roles_without_peers", detail="these engines compute again what others have computed")
     return have_peers

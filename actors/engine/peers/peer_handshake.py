@@ -1,7 +1,7 @@
 """How two engines of different machines prove to each other that they serve for the same web process.
 
-All engines of a web process have the same secret, which came to each by the connection that had proved itself
-(`fleet/processes/link_handshake.py`), or with its order. Two engines are connected by several streams, each of which is
+All engines of a web process have the same secret, which came to each with the ticket for its own connection to that
+(`fleet/processes/tcp_way.py`). Two engines are connected by several streams, each of which is
 proved by itself. Everything here has a fixed length, and is exchanged before any message is decoded:
 
     client ─▶ server   version, which listener is called, connection, the stream's number, how many, a nonce
@@ -29,11 +29,10 @@ from quipu import __version__
 from ...fleet.frames import Unreadable
 from ...fleet.processes.greeting import NUM_BYTES as GREETING_BYTES
 from ...fleet.processes.greeting import greeting
-from ...fleet.processes.link_handshake import NONCE_BYTES, PROOF_BYTES, Impostor
+from ...fleet.processes.link_handshake import NONCE_BYTES, PEER_SECRET_BYTES, PROOF_BYTES, Impostor
 from ...fleet.processes.reconnection import receive_exactly
 
 ID_BYTES: Final = 16
-SECRET_BYTES: Final = 32
 FEWEST_STREAMS: Final = 2
 MOST_STREAMS: Final = 16
 _SERVER, _CLIENT = b"quipu peer that serves", b"quipu peer that fetches"
@@ -85,7 +84,7 @@ async def prove_as_server(stream: trio.abc.Stream, secret: bytes, listener: byte
     head = start + await receive_exactly(stream, _HEAD.size - len(start))
     version, called, connection, number, num_streams, _ = _HEAD.unpack(head)
     if called != listener:
-        secret = secrets.token_bytes(SECRET_BYTES)
+        secret = secrets.token_bytes(PEER_SECRET_BYTES)
     nonce = secrets.token_bytes(NONCE_BYTES)
     transcript = head + nonce
     await stream.send_all(nonce + _proof(secret, _SERVER, transcript))

@@ -122,7 +122,7 @@ class TcpListener:
     async def run(self) -> None:
         try:
             async with trio.open_nursery() as self._tasks:
-                await self._strangers.meet(self._socket)
+                await self._strangers.meet(trio.socket.from_stdlib_socket(self._socket))
         finally:
             with trio.CancelScope(shield=True):
                 while self._offered.statistics().current_buffer_used:

@@ -4,7 +4,7 @@
 lifeline, so that the engine ends when the keeper's process does. The engine's messages do not pass through here.
 
 What must always hold: an engine process never outlives its keeper by more than a second; the ticket that lets it be
-connected is in no file, log or list of processes.
+connected, and what it shares with other engines, are in no file, log or list of processes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Keeper:
             lifeline, our_end = os.pipe()
             inherited.callback(os.close, lifeline)
             failing.callback(os.close, our_end)
-            os.write(our_end, order.ticket)
+            os.write(our_end, order.ticket + order.peer_secret)
             memory = StepRecord.open_memory(order.max_num_seqs)
             inherited.callback(os.close, memory)
             record = StepRecord(memory)

@@ -19,6 +19,8 @@ class EngineOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Where its host awaits it, `tcp://HOST:PORT`."""
     ticket: bytes
     """Secret: key and secret of its `LinkTicket`."""
+    peer_secret: bytes = b""
+    """Secret: what all engines of its server have, to fetch blocks from each other. Empty: it does not."""
     config: str
     environment: dict[str, str]
     """What is set beyond its node's own environment."""

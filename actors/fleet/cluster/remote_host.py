@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -24,6 +26,7 @@ from ...shared.checkpoint import CheckpointError
 from ..engine_shares import SPIN_COUNT, events_of
 from ..processes.connected_host import ConnectedHost, NotStarted
 from ..processes.engine_child import EngineChild
+from ..processes.link_handshake import PEER_SECRET_BYTES
 from ..processes.link_port import LinkPort
 from ..processes.link_tls import LinkTls
 from ..processes.process_host import ENGINE_MODULE
@@ -47,6 +50,8 @@ class Cluster:
     _link_address: str | None
     _tls: LinkTls | None
     _tasks: trio.Nursery
+    peer_secret: bytes = attrs.field(factory=partial(secrets.token_bytes, PEER_SECRET_BYTES), init=False, repr=False)
+    """What all engines of this server have in common, to fetch blocks from each other."""
     _opening: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _port: LinkPort | None = attrs.field(default=None, init=False)
     _host: str = attrs.field(default="", init=False)
@@ -138,6 +143,7 @@ class RemoteHost(ConnectedHost):
             beat_s=self._beat_s,
             address=self._cluster.address,
             ticket=expected.ticket.pack(),
+            peer_secret=self._cluster.peer_secret if self._config.has_peers else b"",
             config=msgspec.json.encode(self._config).decode(),
             environment=self._environment,
             max_num_seqs=self._config.max_num_seqs,
@@ -182,7 +188,11 @@ def remote_hosts(config: RuntimeConfig, cluster: Cluster, **options: Any) -> Cal
         environment["OMP_NUM_THREADS"] = str(config.engine.num_threads)
 
     def make_host(engine_id: int) -> RemoteHost:
-        engine = attrs.evolve(config.engine, kv_events=events_of(config.engine.kv_events, engine_id))
+        engine = attrs.evolve(
+            config.engine,
+            kv_events=events_of(config.engine.kv_events, engine_id),
+            checkpoint_name=config.engine.model_path,  # each keeper checks that its node's is the same
+        )
         return RemoteHost(cluster, engine_id, engine, environment, step_timeout_s=config.step_timeout_s, **options)
 
     return make_host

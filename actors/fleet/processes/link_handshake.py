@@ -36,6 +36,8 @@ KEY_BYTES = 16
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
 TICKET_BYTES = KEY_BYTES + PROOF_BYTES
+PEER_SECRET_BYTES = 32
+"""Of what all engines of one server have, to prove themselves to each other (`engine/peers/peer_handshake.py`)."""
 HEAD_BYTES = GREETING_BYTES + KEY_BYTES + NONCE_BYTES
 _HOST, _ENGINE = b"quipu host", b"quipu engine"
 KEEP_ALIVE = (

@@ -103,6 +103,7 @@ class LinkPort:
         except OSError:
             self._socket.close()
             raise
+        self._accepting = trio.socket.from_stdlib_socket(self._socket)
         self._expected: dict[bytes, ExpectedEngine] = {}
         self._nobody = LinkTicket.new()
         """Stands for the tickets of unknown callers; nobody has it."""
@@ -135,12 +136,11 @@ class LinkPort:
 
     async def run(self) -> None:
         """Meet callers until cancelled."""
-        await self._strangers.meet(self._socket)
+        await self._strangers.meet(self._accepting)
 
     def close(self) -> None:
         """Listen no more, and know no engine any more."""
-        trio.lowlevel.notify_closing(self._socket)
-        self._socket.close()
+        self._accepting.close()
         for engine in tuple(self._expected.values()):
             engine.close()
 

@@ -8,7 +8,6 @@ refused one is told of, and its place is freed only after a while.
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -47,9 +46,8 @@ class Strangers:
         """The number of callers that have not proved themselves yet, refused ones that wait included."""
         return self._by_address.total()
 
-    async def meet(self, listening: socket.socket) -> None:
+    async def meet(self, accepting: trio.socket.SocketType) -> None:
         """Meet callers until cancelled."""
-        accepting = trio.socket.from_stdlib_socket(listening)
         places = trio.Semaphore(self.max_at_once)
         async with trio.open_nursery() as nursery:
             while True:

@@ -1,6 +1,7 @@
 """How an engine process on another machine finds its web process: the other end of `link_port.py`.
 
-It is a `reconnection.Way`. The keeper that has started it holds its lifeline, and wrote the ticket into it.
+It is a `reconnection.Way`. The keeper that has started it holds its lifeline, and wrote the ticket into it, and the
+secret that it shares with other engines, if it does.
 
 What must always hold: it connects only to a web process that has its secret; once the lifeline is closed, to none.
 """
@@ -17,7 +18,7 @@ import trio
 from ...shared.checkpoint import CheckpointError
 from ..frames import PeerGone
 from .child import is_shortage
-from .link_handshake import TICKET_BYTES, Impostor, LinkTicket, prepare, prove_as_engine
+from .link_handshake import PEER_SECRET_BYTES, TICKET_BYTES, Impostor, LinkTicket, prepare, prove_as_engine
 from .link_tls import LinkTls, fault_of, secure
 from .reconnection import ATTEMPT_S, MAX_ALONE_S, RETRY_S, Admission, is_held, learn_incarnation
 
@@ -43,17 +44,21 @@ class TcpWay:
     _host: str
     _port: int
     _ticket: LinkTicket
-    _tls: LinkTls | None = None
+    tls: LinkTls | None = None
+    peer_secret: bytes = attrs.field(default=b"", repr=False)
+    """What engines that may fetch blocks from each other have in common; empty if this one may not."""
     _was_connected: bool = attrs.field(default=False, init=False)
 
     @classmethod
     def of_lifeline(cls, lifeline: int, address: str) -> TcpWay:
-        """Return the way to an address (`address_of`), with the ticket that is in the lifeline."""
+        """Return the way to an address (`address_of`), with the secrets that are in the lifeline."""
         parts = urlsplit(address)
         assert parts.hostname is not None and parts.port is not None
         files = {name: values[0] for name, values in parse_qs(parts.query).items()}
         tls = LinkTls(**files) if address.startswith(TLS_SCHEME) else None
-        return cls(lifeline, parts.hostname, parts.port, LinkTicket.unpack(os.read(lifeline, TICKET_BYTES)), tls)
+        packed = os.read(lifeline, TICKET_BYTES + PEER_SECRET_BYTES)
+        ticket, peer_secret = LinkTicket.unpack(packed[:TICKET_BYTES]), packed[TICKET_BYTES:]
+        return cls(lifeline, parts.hostname, parts.port, ticket, tls, peer_secret)
 
     def is_open(self) -> bool:
         return is_held(self._lifeline)
@@ -83,7 +88,7 @@ class TcpWay:
         return None
 
     async def _connect_once(self) -> Admission:
-        context = None if self._tls is None else self._tls.engine_context()
+        context = None if self.tls is None else self.tls.engine_context()
         stream = await trio.open_tcp_stream(self._host, self._port)
         try:
             prepare(stream)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 
 import pytest
+from structlog.testing import capture_logs
 
 from quipu.actors.config.declarations import Bounds
 from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.web.cli import settings
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.setting_flags import EngineCounts, parse_engines
 from quipu.web.cli.settings import resolve_config
@@ -90,12 +92,21 @@ def test_without_roles() -> None:
         (["--max-engines", "2"], True),
         (["--engines", "2", "--no-enable-prefix-caching"], False),
         (["--engines", "prefill:1,decode:1"], True),
+        (["--engines", "prefill:1,decode:1", "--tensor-parallel-size", "2"], False),
+        (["--engines", "ray:1"], False),
+        (["--engines", "ray:2"], True),
+        (["--engines", "ray:prefill:1,decode:1"], True),
     ],
 )
-def test_engines_that_fetch_from_each_other(flags: list[str], has_peers: bool) -> None:
-    """Engines fetch each other's blocks where there may be several of them, and blocks are found again."""
-    config, _ = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
+def test_engines_that_fetch_from_each_other(flags: list[str], has_peers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines fetch each other's blocks where there may be several of them, and blocks are found again, on whichever
+    machines they are. If those with roles cannot, the log says so."""
+    monkeypatch.setattr(settings, "check_ray", lambda: None)
+    with capture_logs() as lines:
+        config, _ = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.engine.has_peers is has_peers
+    warned = "config.roles_without_peers" in [line["event"] for line in lines]
+    assert warned is (bool(config.engine_roles) and not has_peers)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from quipu import __version__
 from quipu.actors.engine.mover.block_header import checksum_of
 from quipu.actors.engine.peers import peer_handshake, tcp_link, tcp_network, tcp_stream
 from quipu.actors.engine.peers.message_frames import MAX_MESSAGE_BYTES
-from quipu.actors.engine.peers.peer_handshake import ID_BYTES, SECRET_BYTES, StreamName, prove_as_client
+from quipu.actors.engine.peers.peer_handshake import ID_BYTES, StreamName, prove_as_client
 from quipu.actors.engine.peers.peer_link import (
     MOST_BUFFERED_BYTES,
     MOST_BUFFERS,
@@ -38,13 +38,13 @@ from quipu.actors.engine.peers.tcp_network import MAX_OF_ADDRESS, PeerAddress, T
 from quipu.actors.engine.peers.tcp_stream import TcpStream
 from quipu.actors.fleet.processes import strangers
 from quipu.actors.fleet.processes.greeting import greeting
-from quipu.actors.fleet.processes.link_handshake import Impostor
+from quipu.actors.fleet.processes.link_handshake import PEER_SECRET_BYTES, Impostor
 from quipu.actors.fleet.processes.link_tls import LinkTls
 from tests.authorities import Authority
 from tests.runtimes import eventually
 
 HOST = "127.0.0.1"
-SECRET = bytes(range(SECRET_BYTES))
+SECRET = bytes(range(PEER_SECRET_BYTES))
 KEY = bytes(32)
 SIZE = 5 * SHARE_BYTES + 7
 HELLO = Hello("numerics", 2, SIZE)
@@ -322,7 +322,7 @@ async def test_listens_again(tls: LinkTls | None) -> None:
 async def test_wrong_secret(tls: LinkTls | None) -> None:
     """Neither does a server prove itself to a client of other engines, nor a client to such a server."""
     async with listening(tls) as network:
-        stranger = TcpNetwork(HOST, bytes(SECRET_BYTES), tls)
+        stranger = TcpNetwork(HOST, bytes(PEER_SECRET_BYTES), tls)
         assert "does not have the secret" in await fails(stranger.connect(network.listener.address))
         await network.until_refused(1)
 
