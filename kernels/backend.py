@@ -57,8 +57,8 @@ class Capabilities:
     """Whether bit-identical results cost nothing, so that `fast` changes nothing."""
     num_threads: int | None = None
     """Threads of a pass, if it runs on the CPU."""
-    most_tokens: int = 1
-    """The most tokens that a row may yield in a pass."""
+    verifies_drafts: bool = False
+    """Whether a row may read what another row of the same pass and the same sequence writes."""
     library: str | None = None
     """What computes, if it is not this package: `vllm 0.32.0 CPU_ATTN`."""
 

@@ -3,9 +3,10 @@
 The executor builds a `StepBatch` from its plan; a backend converts it to what its device needs. No torch here, so that
 the fake backend runs without it.
 
-What must always hold: rows are independent sequences; row i has tokens `query_start[i]:query_start[i+1]`, at
-consecutive positions from `positions[i]`; its KV for every position up to its last one is reachable through
-`block_tables[i]`; no two rows write the same physical slot. Scores cost nothing if none are requested.
+What must always hold: row i has tokens `query_start[i]:query_start[i+1]`, at consecutive positions from `positions[i]`;
+its KV for every position up to its last one is reachable through `block_tables[i]`; no two rows write the same physical
+slot. Rows are independent sequences, except that where the backend verifies drafts (`draft_rows.py`), a row may follow
+another in the same block table, and reads what that one writes. Scores cost nothing if none are requested.
 """
 
 from __future__ import annotations
@@ -48,9 +49,6 @@ class StepBatch:
     """R. How many outputs the sequence has drawn before: Philox's counter."""
     carried: list[bool] = attrs.field(default=_for_every_row(False))
     """R. Whether the input is the token that this slot drew in the previous pass (the host may not know it yet)."""
-    most_tokens: list[int] | None = None
-    """R. The most tokens that a row may yield, each but the first after a position of its own behind the row's last
-    one, for which the block table has room. None: one each. A backend may always yield fewer, but one."""
     scoring: Scoring | None = None
     """Tokens whose logprobs are requested; None, as almost always: none."""
     processing: Processing | None = None
@@ -99,8 +97,8 @@ class Drawn:
     token_ids: list[int]
     """The drawn token of each; where a row yields several, the first."""
     more: dict[int, list[int]] = attrs.field(factory=dict)
-    """Tokens that rows yielded after their first, by row; their KV is written, except that of a row's last token, and
-    means nothing at later positions. Only where `most_tokens` allows it."""
+    """Tokens that rows yielded after their first, by row, because drafts were accepted (`draft_rows.py`, which alone
+    fills it in); their KV is written, except that of a row's last token."""
     scores: Scores | None = None
     """Of all tokens that `Scoring.drawn_rows` yielded, without `broken_rows`. None if the batch has no scoring."""
     prompt_scores: Scores | None = None

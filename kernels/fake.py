@@ -26,7 +26,7 @@ from .step_types import Scores
 _DEFAULT_CONTEXTS = 16
 _MOST_ADAPTER_BYTES = 1 << 30
 NONSENSE = 1 << 30
-"""The token in positions that are computed and not accepted: none that is read may hold it."""
+"""A draft token that is never right: no position that is kept may hold it."""
 _ANY = -1
 """The key of a reply to every sequence."""
 
@@ -64,8 +64,8 @@ class Dials:
     """By token: what a sequence that contains it draws, followed by `eos_token_id`; the last that fits counts. -1 fits
     every sequence and, if alone, reads no KV. Empty: drawn tokens are hashes."""
     most_tokens: int = 1
-    """Tokens that a row may yield in a pass. How many of its positions are accepted is drawn from what it reads; the
-    others are filled with nonsense."""
+    """Tokens that a sequence may yield in a step, if its executor drafts for this backend
+    (`actors/engine/executor/fake_drafter.py`)."""
     applies_rules: bool = False
     """Whether tokens are drawn as a sequence's rules want; otherwise only grammars are followed."""
     only_token_id: int | None = None
@@ -106,14 +106,12 @@ class FakeBackend(RunsAtOnce):
 
     @property
     def capabilities(self) -> Capabilities:
-        most = self.dials.most_tokens
-        return Capabilities(name="fake", dtype="none", invariant=True, kv_cache_dtype="none", most_tokens=most)
+        return Capabilities(name="fake", dtype="none", invariant=True, kv_cache_dtype="none", verifies_drafts=True)
 
     def step(self, batch: StepBatch) -> Drawn:
         dials = self.dials
         self.num_passes += 1
-        num_positions = len(batch.token_ids) + sum(most - 1 for most in batch.most_tokens or ())
-        too_many = dials.max_tokens_in_memory is not None and num_positions > dials.max_tokens_in_memory
+        too_many = dials.max_tokens_in_memory is not None and len(batch.token_ids) > dials.max_tokens_in_memory
         if too_many or dials.hungry_token_id in batch.token_ids:
             raise MemoryError("injected fault: this pass is too large")
         failing = dials.fail_steps > 0
@@ -137,17 +135,15 @@ class FakeBackend(RunsAtOnce):
             raise FakeFault("injected fault: this pass fails")
         broken = [] if dials.nan_token_id is None else self._broken(batch)
         drawing = [row for row in rows if batch.samples[row]]
-        drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row, []) for row in drawing])
+        drawn = Drawn(rows=drawing, token_ids=[self._draw(batch, row) for row in drawing])
         if batch.processing is not None and batch.processing.masked_rows:
             drawn = masked(batch.processing, drawn)
-        if batch.most_tokens is not None:
-            drawn = self._go_on(batch, drawn, batch.most_tokens)
         if batch.scoring is not None:
             drawn = self._score(batch, batch.scoring.without(broken), drawn)
         if broken:
             drawn = attrs.evolve(drawn, broken_rows=broken)
         for row, token_id in zip(drawing, drawn.token_ids, strict=True):
-            self._last_drawn[batch.slots[row]] = drawn.more[row][-1] if row in drawn.more else token_id
+            self._last_drawn[batch.slots[row]] = token_id
         return drawn
 
     def load_adapter(self, folder: Path, expected: str | None = None) -> str:
@@ -193,52 +189,34 @@ class FakeBackend(RunsAtOnce):
             raise FakeFault(f"adapter {adapter} is not loaded")
         self._slots[block][position % self._block_size] = slot_value(token_id, position, adapter)
 
-    def _draw(self, batch: StepBatch, row: int, before: list[int]) -> int:
-        """Draw the token that follows those that a row has yielded in this pass."""
+    def _draw(self, batch: StepBatch, row: int) -> int:
+        """Draw the token that follows a row's last one."""
         dials = self.dials
         if dials.only_token_id is not None:
             return dials.only_token_id
         is_read = dials.replies.keys() != {_ANY}
-        values = self._read(batch, row, batch.query_start[row + 1] - 1 + len(before)) if is_read else []
+        values = self._read(batch, row, batch.query_start[row + 1] - 1) if is_read else []
         sampling = batch.sampling[row]
         seed = sampling.seed if sampling.temperature > 0 else 0
-        token_id = draw(values, seed, batch.output_position[row] + len(before), dials)
+        token_id = draw(values, seed, batch.output_position[row], dials)
         if dials.applies_rules and batch.processing is not None and row in batch.processing.rows:
             processor = batch.processing.processors[batch.processing.rows.index(row)]
-            token_id = draw_by_rules(processor.after(before), token_id)
+            token_id = draw_by_rules(processor, token_id)
         return token_id
-
-    def _go_on(self, batch: StepBatch, drawn: Drawn, most_tokens: list[int]) -> Drawn:
-        """Let rows yield as many further tokens as are accepted, and write nonsense where none is."""
-        more: dict[int, list[int]] = {}
-        for row, first in zip(drawn.rows, drawn.token_ids, strict=True):
-            most, tokens = most_tokens[row], [first]
-            end = batch.positions[row] + batch.query_start[row + 1] - batch.query_start[row]
-            num_accepted = 1 + slot_value(first, end) % most
-            while len(tokens) < num_accepted:
-                self._write(batch, row, end + len(tokens) - 1, tokens[-1])
-                tokens.append(self._draw(batch, row, list(tokens)))
-            for position in range(end + len(tokens) - 1, end + most - 1):
-                self._write(batch, row, position, NONSENSE)
-            if len(tokens) > 1:
-                more[row] = tokens[1:]
-        return attrs.evolve(drawn, more=more)
 
     def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:
         """Add the requested scores to what was drawn."""
         token_of = dict(zip(drawn.rows, drawn.token_ids, strict=True))
-        yielded = [[token_of[row], *drawn.more.get(row, ())] for row in scoring.drawn_rows]
         if self.dials.only_token_id is not None:
-            num_top = [n for n, tokens in zip(scoring.drawn_num_top, yielded, strict=True) for _ in tokens]
             return attrs.evolve(
                 drawn,
-                scores=cheap_scores([token_id for tokens in yielded for token_id in tokens], num_top),
+                scores=cheap_scores([token_of[row] for row in scoring.drawn_rows], scoring.drawn_num_top),
                 prompt_scores=cheap_scores(scoring.prompt_target_ids, scoring.prompt_num_top),
             )
         drawn_scores, prompt_scores = Scores.empty(), Scores.empty()
-        for row, count, tokens in zip(scoring.drawn_rows, scoring.drawn_num_top, yielded, strict=True):
-            for last, token_id in enumerate(tokens, batch.query_start[row + 1] - 1):
-                drawn_scores.extend(score(self._read(batch, row, last), token_id, count, self.dials.drawable))
+        for row, count in zip(scoring.drawn_rows, scoring.drawn_num_top, strict=True):
+            values = self._read(batch, row, batch.query_start[row + 1] - 1)
+            drawn_scores.extend(score(values, token_of[row], count, self.dials.drawable))
         for token, target_id, count in zip(
             scoring.prompt_tokens, scoring.prompt_target_ids, scoring.prompt_num_top, strict=True
         ):
@@ -247,7 +225,7 @@ class FakeBackend(RunsAtOnce):
         return attrs.evolve(drawn, scores=drawn_scores, prompt_scores=prompt_scores)
 
     def _read(self, batch: StepBatch, row: int, token: int) -> list[int]:
-        """Read all slots of a row's sequence up to that of the token with this flat index, or as far behind the row."""
+        """Read all slots of a row's sequence up to that of the token with this flat index."""
         size, table = self._block_size, batch.block_tables[row]
         length = batch.positions[row] + token + 1 - batch.query_start[row]
         slots: list[int | None] = []

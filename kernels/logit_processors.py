@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 
 import attrs
 import numpy as np
@@ -111,6 +112,12 @@ class LogitProcessor:
         for token_id in output_token_ids:
             self._note(token_id)
 
+    def __copy__(self) -> LogitProcessor:
+        """Return one to which outputs can be added apart from this one."""
+        other = object.__new__(LogitProcessor)
+        vars(other).update(vars(self), outputs=list(self.outputs), seen=copy(self.seen), _budget=copy(self._budget))
+        return other
+
     def add_output(self, token_id: int) -> None:
         """Record a drawn token."""
         self.outputs.append(token_id)
@@ -120,7 +127,10 @@ class LogitProcessor:
         """Return the processor after these tokens, which may not be kept: for a pass that draws several of one row."""
         if not token_ids:
             return self
-        return LogitProcessor(self.rules, self._prompt_token_ids, [*self.outputs, *token_ids])
+        ahead = copy(self)
+        for token_id in token_ids:
+            ahead.add_output(token_id)
+        return ahead
 
     def _note(self, token_id: int) -> None:
         if self._penalises:

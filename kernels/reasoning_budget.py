@@ -7,6 +7,7 @@ rebuilt after a preemption. Adding an output takes constant time (amortized), ho
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 
 class ReasoningBudget:
@@ -29,6 +30,12 @@ class ReasoningBudget:
                 self._is_open, self._has_ended = False, True
         elif not self._has_ended and self._opening.add(token_id):
             self._is_open = True
+
+    def __copy__(self) -> ReasoningBudget:
+        """Return one to which outputs can be added apart from this one."""
+        other = object.__new__(ReasoningBudget)
+        vars(other).update(vars(self), _opening=copy(self._opening), _closing=copy(self._closing))
+        return other
 
     @property
     def forced_token_id(self) -> int | None:

@@ -43,6 +43,18 @@ class SeenTokens:
         """O. Whether the prompt lacks the token."""
         return self._are_new[: len(self._place)]
 
+    def __copy__(self) -> SeenTokens:
+        """Return one to which outputs can be added apart from this one."""
+        other = object.__new__(SeenTokens)
+        vars(other).update(
+            vars(self),
+            _place=dict(self._place),
+            _ids=self._ids.copy(),
+            _counts=self._counts.copy(),
+            _are_new=self._are_new.copy(),
+        )
+        return other
+
     def count(self, token_id: int) -> None:
         place = self._place.get(token_id)
         if place is None:

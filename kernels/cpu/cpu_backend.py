@@ -147,6 +147,7 @@ class CpuBackend(RunsAtOnce):
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
             invariant=True,
+            verifies_drafts=True,
             weights=source.format,
             activations="int8" if weights.is_quantized and activations == "int8" else "float",
             kv_cache_dtype=str(kv_dtype).removeprefix("torch."),

@@ -81,6 +81,7 @@ class ReferenceBackend(RunsAtOnce):
             name="reference",
             dtype=str(opened.dtype).removeprefix("torch."),
             invariant=True,
+            verifies_drafts=True,
             weights=weights.format,
             kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
             num_threads=1 if self.one_thread else torch.get_num_threads(),

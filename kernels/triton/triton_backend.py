@@ -105,6 +105,7 @@ class TritonBackend(RunsAtOnce):
             name="triton",
             dtype=str(dtype).removeprefix("torch."),
             invariant=strict,
+            verifies_drafts=True,
             weights=source.format,
             kv_cache_dtype=str(dtype).removeprefix("torch."),
             instruction_set=device.name,

@@ -52,6 +52,28 @@ def run_among(backend: Backend, num_others: int, chunks: list[int], *, seed: int
     return torch.cat(results)
 
 
+def run_drafted(backend: Backend, blocks: list[int], num_others: int) -> torch.Tensor:
+    """Feed the last NUM_COMPARED tokens of TOKENS in one pass, each in a row of its own, between other rows."""
+    head = LENGTH - NUM_COMPARED
+    backend.logits(make_batch({"token_ids": TOKENS[:head], "position": 0, "blocks": blocks[:33]}), [])
+    others = [
+        {
+            "slot": 1 + i,
+            "token_ids": prompt(1 + 9 * i, seed=i),
+            "position": 0,
+            "blocks": blocks[33 + 2 * i : 35 + 2 * i],
+        }
+        for i in range(num_others)
+    ]
+    rows = [
+        {"token_ids": [token_id], "position": position, "blocks": blocks[:33]}
+        for position, token_id in enumerate(TOKENS[head:], head)
+    ]
+    batch = make_batch(*others[: num_others // 2], *rows, *others[num_others // 2 :])
+    first = num_others // 2
+    return backend.logits(batch, [batch.query_start[first + i] for i in range(NUM_COMPARED)])
+
+
 def feed_prefix(backend: Backend) -> tuple[list[int], int]:
     """Compute a prefix of TOKENS as another request, in other chunks and with a longer suffix of its own.
 

@@ -24,6 +24,7 @@ from tests.kernels.one_prompt import (
     feed_prefix,
     run_among,
     run_chunks,
+    run_drafted,
     run_on_copied_block,
 )
 
@@ -73,6 +74,12 @@ def test_any_number_of_rows(backend: CpuBackend, cold: torch.Tensor, size: int) 
     """Match one prefill with chunks of every number of rows that a kernel treats specially."""
     chunks = [size] * (LENGTH // size) + [LENGTH % size] * (LENGTH % size > 0)
     assert torch.equal(run_chunks(backend, scattered_blocks(33, seed=size), chunks), cold)
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 3])
+def test_draft_rows(backend: CpuBackend, cold: torch.Tensor, num_others: int) -> None:
+    """Match one prefill with rows of one token each in one pass, the later of which read what the earlier write."""
+    assert torch.equal(run_drafted(backend, scattered_blocks(40, seed=7), num_others), cold)
 
 
 def test_cached_prefix(backend: CpuBackend, cold: torch.Tensor) -> None:

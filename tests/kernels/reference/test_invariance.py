@@ -15,7 +15,15 @@ import torch
 
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from tests.kernels.kernel_checkpoints import FORMATS, IN_EACH_FORMAT, make_backend, make_batch, prompt, scattered_blocks
-from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, feed_prefix, run_chunks, run_on_copied_block
+from tests.kernels.one_prompt import (
+    LENGTH,
+    NUM_COMPARED,
+    TOKENS,
+    feed_prefix,
+    run_chunks,
+    run_drafted,
+    run_on_copied_block,
+)
 
 OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
 
@@ -66,6 +74,12 @@ def test_mixed_batch(backend: ReferenceBackend, cold: torch.Tensor) -> None:
         else:
             backend.logits(batch, [])
     assert torch.equal(torch.cat(results), cold)
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 3])
+def test_draft_rows(backend: ReferenceBackend, cold: torch.Tensor, num_others: int) -> None:
+    """Match one prefill with rows of one token each in one pass, the later of which read what the earlier write."""
+    assert torch.equal(run_drafted(backend, scattered_blocks(40, seed=7), num_others), cold)
 
 
 def test_cached_prefix(backend: ReferenceBackend, cold: torch.Tensor) -> None:
