@@ -16,6 +16,7 @@ import msgspec
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import LoopHost
 from quipu.actors.engine.executor.block_tags import BlockTags
+from quipu.actors.engine.executor.fake_drafter import FakeDrafter
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.fleet.supervisor import Death, EngineLink
 from quipu.actors.messages.accountant import StepReport
@@ -24,6 +25,7 @@ from quipu.actors.messages.executor import Admit, StepPlan
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepResult
 from quipu.kernels.backend import Backend
+from quipu.kernels.fake import FakeBackend
 from tests.runtimes import BLOCK, Client, small_runtime
 
 NO_SPANS: dict[str, list[Any]] = {"span_ids": [], "span_starts": [], "span_ends": []}
@@ -82,7 +84,8 @@ class FaultyTags(BlockTags):
 
 class FaultyExecutor(Executor):
     def __init__(self, backend: Backend, max_num_seqs: int, faults: EngineFaults) -> None:
-        super().__init__(backend, max_num_seqs=max_num_seqs)
+        drafter = FakeDrafter(backend) if isinstance(backend, FakeBackend) else None
+        super().__init__(backend, max_num_seqs=max_num_seqs, drafter=drafter)
         self.faults = faults
         self.tags = FaultyTags(backend.memory_plan.num_blocks, faults)
 

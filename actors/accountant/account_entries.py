@@ -14,6 +14,9 @@ from ..messages.block_manager import CacheMiss
 from ..messages.tiers import Tier, TierSpans, num_positions
 from .coverage import Coverage
 
+MAX_DRAFT_TOKENS = 64
+"""More than an engine verifies for one sequence in a step."""
+
 
 @attrs.frozen(kw_only=True)
 class Admission:
@@ -121,6 +124,43 @@ class Ended:
 @attrs.frozen
 class Gap:
     """A step report was lost. It may have concerned the sequence, and may have contained its end."""
+
+
+@attrs.define
+class Drafted:
+    """The draft tokens of a sequence that steps have verified. Extended in place."""
+
+    num_drafts: int = 0
+    num_tokens: int = 0
+    accepted_at: list[int] = attrs.field(factory=list)
+    """How often the first token of a draft was accepted, the second, and so on."""
+    num_predicted: int = 0
+    """Tokens that are from what the client predicts..."""
+    num_predicted_accepted: int = 0
+    """...and those of them that were accepted."""
+    is_impossible: bool = False
+    """More was accepted than drafted."""
+
+    def add(self, start: int, kept: int, end: int, *, is_predicted: bool) -> None:
+        """Add a draft with tokens at [start, end), of which those at [start, kept) were accepted."""
+        num_tokens, num_accepted = end - start, kept - start
+        self.is_impossible |= not 0 <= num_accepted <= num_tokens
+        self.num_drafts += 1
+        self.num_tokens += num_tokens
+        self.accepted_at += [0] * (min(num_accepted, MAX_DRAFT_TOKENS) - len(self.accepted_at))
+        for at in range(min(num_accepted, MAX_DRAFT_TOKENS)):
+            self.accepted_at[at] += 1
+        if is_predicted:
+            self.num_predicted += num_tokens
+            self.num_predicted_accepted += num_accepted
+
+    @property
+    def num_predicted_rejected(self) -> int:
+        return self.num_predicted - self.num_predicted_accepted
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted_at)
 
 
 Entry = Admission | Span | Written | Pinned | Revision | Estimation | FirstToken | EngineLost | HandedOver | Ended | Gap

@@ -249,6 +249,8 @@ class SideEffects:
         metrics.recomputed_tokens.inc(record.recomputed_tokens, engine_id)
         for receiver_id, num_tokens in account.moved.items():
             metrics.moved_tokens.inc(num_tokens, receiver_id)
+        for sequence in account.sequences.values():
+            metrics.count_drafts(sequence.drafted, engine_id)
         if isinstance(record.cached, Known) and isinstance(record.prompt, Known) and record.prompt.n:
             metrics.request_cached_tokens.observe(record.cached.n, engine_id=engine_id)
             metrics.request_cache_hit_ratio.observe(record.cached.n / record.prompt.n, engine_id=engine_id)

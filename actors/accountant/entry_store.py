@@ -39,7 +39,7 @@ from ..messages.explanations import ExplainedPrompt
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.usage_record import UsageRecord
 from .account import Account
-from .account_entries import Admission, Ended, Entry, Gap, Span
+from .account_entries import Admission, Drafted, Ended, Entry, Gap, Span
 from .applied_effects import AppliedEffects
 from .upstream_answer import UpstreamAnswer
 
@@ -80,6 +80,8 @@ class RequestEntries:
     opened_unix_s: float
     prompted: Prompted | None = None
     entries: dict[int, list[Entry]] = attrs.field(factory=dict)
+    drafted: dict[int, Drafted] = attrs.field(factory=dict)
+    """By sequence, once any of its draft tokens were verified."""
     upstream: UpstreamAnswer | None = None
     """Set once it was passed on to an upstream."""
     num_changes: int = 0
@@ -145,6 +147,11 @@ class RequestEntries:
                 return
         entries.append(Span(start, end))
 
+    def add_draft(self, sequence_id: int, start: int, kept: int, end: int, *, is_predicted: bool) -> None:
+        """Add draft tokens that a step has verified."""
+        drafted = self.drafted.setdefault(sequence_id, Drafted())
+        drafted.add(start, kept, end, is_predicted=is_predicted)
+
     def num_computed(self, sequence_id: int) -> int:
         """Return up to which position a sequence was ever computed."""
         return max((entry.end for entry in self.entries[sequence_id] if type(entry) is Span), default=0)
@@ -185,6 +192,8 @@ class RequestEntries:
         for sequence_id, entries in self.entries.items():
             for entry in entries:
                 account.apply(sequence_id, entry)
+        for sequence_id, drafted in self.drafted.items():
+            account.sequences[sequence_id].drafted = drafted
         for completed in self.completed.values():
             account.complete(completed)
         if self.applied.is_withdrawn:

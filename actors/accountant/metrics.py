@@ -18,6 +18,7 @@ from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
 from ..messages.tiers import Tier
 from ..request_desk.engine_pool import EnginePool
+from .account_entries import Drafted
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, EngineText, Value
 from .prompt_account import TIERS, UNATTRIBUTED
 from .tier_metrics import TierMetrics
@@ -50,6 +51,12 @@ class Metrics:
         self.recomputed_tokens = counter("recomputed_tokens", "Positions computed or read again after a preemption.")
         self.moved_tokens = counter(
             "moved_tokens", "Prompt tokens whose KV came from another engine, by the engine that got it."
+        )
+        self.drafts = counter("spec_decode_num_drafts", "Drafts verified, of closed requests.")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified, of closed requests.")
+        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted, of closed requests.")
+        self.accepted_at = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Those by their position in the draft.", "position", ()
         )
         self.steps = counter("engine_steps", "Steps that engines have reported.")
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
@@ -179,6 +186,15 @@ class Metrics:
         for tier, num_tokens in by_tier.items():
             if num_tokens > 0:
                 self.cached_tokens.inc(num_tokens, engine_id, tier)
+
+    def count_drafts(self, drafted: Drafted, engine_id: int | None) -> None:
+        if not drafted.num_drafts:
+            return
+        self.drafts.inc(drafted.num_drafts, engine_id)
+        self.draft_tokens.inc(drafted.num_tokens, engine_id)
+        self.accepted_tokens.inc(drafted.num_accepted, engine_id)
+        for position, count in enumerate(drafted.accepted_at):
+            self.accepted_at.inc(count, engine_id, str(position))
 
     def count_resumed(self, num_requests: int, same_numerics: bool) -> None:
         self._resumed.labels(self._model, "true" if same_numerics else "false").inc(num_requests)

@@ -53,6 +53,8 @@ class ReportWriter:
         for sequence_id, start, end in zip(report.span_ids, report.span_starts, report.span_ends, strict=True):
             if (request := requests.get(sequence_id)) is not None:
                 request.add_span(sequence_id, start, end)
+        if report.draft_ids or report.draft_starts:
+            self._write_drafts(report)
         if (
             report.written_ids
             or report.written_starts
@@ -80,6 +82,18 @@ class ReportWriter:
         """Write an entry, unless its request is closed."""
         if (request := self._store.by_sequence.get(sequence_id)) is not None:
             request.add(sequence_id, entry)
+
+    def _write_drafts(self, report: StepReport) -> None:
+        for sequence_id, start, kept, end, is_predicted in zip(
+            report.draft_ids,
+            report.draft_starts,
+            report.draft_kept,
+            report.draft_ends,
+            report.draft_predicted,
+            strict=True,
+        ):
+            if (request := self._store.by_sequence.get(sequence_id)) is not None:
+                request.add_draft(sequence_id, start, kept, end, is_predicted=is_predicted)
 
     def _write_terminals(self, report: StepReport) -> None:
         for sequence_id, error, kind in zip(

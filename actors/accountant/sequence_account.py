@@ -19,7 +19,7 @@ import attrs
 
 from ..messages.accountant import Side
 from ..messages.outcomes import FinishReason
-from .account_entries import Admission
+from .account_entries import Admission, Drafted
 from .coverage import Coverage
 
 
@@ -48,6 +48,8 @@ class SequenceAccount:
     """Positions covered again, outputs included."""
     moved: Counter[int | None] = attrs.field(factory=Counter)
     """Prompt positions that came from another engine, by the id of the engine that they came to."""
+    drafted: Drafted = attrs.field(factory=Drafted)
+    """Draft tokens that were verified. What was rejected is in none of the sums above."""
     first_admission: Admission | None = None
     """The first one that may be a hit..."""
     continued_by: Admission | None = None
@@ -144,6 +146,8 @@ class SequenceAccount:
                 )
             if (num_moved := admission.num_said_moved) > admission.reused:
                 problems.append(f"admission {admission.number}: reused {admission.reused}, moved {num_moved}")
+        if self.drafted.is_impossible:
+            problems.append(f"{self.drafted.num_tokens} tokens drafted, {self.drafted.num_accepted} accepted")
         if not self.counts_reuse and not self.has_spans:
             return problems  # this engine reports no work at all
         covered = self.read + self.computed_first + self.restored_first

@@ -10,7 +10,7 @@ from __future__ import annotations
 import attrs
 
 from .declarations import REQUIRED, setting
-from .tier_settings import TierSettings
+from .speculative_settings import SpeculativeSettings
 
 DEFAULT_BLOCK_SIZE = 16
 VLLM_BLOCK_SIZE = 32
@@ -39,7 +39,7 @@ class KvEventsConfig:
 
 
 @attrs.frozen(kw_only=True)
-class EngineConfig(TierSettings):
+class EngineConfig(SpeculativeSettings):
     model_path: str
     """A folder in the Hugging Face layout."""
     dtype: str = setting(

@@ -71,6 +71,10 @@ class FlatRecord(msgspec.Struct, kw_only=True):
     restored_tokens: int
     recomputed_tokens: int
     moved_tokens: int
+    draft_tokens: int
+    accepted_draft_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
     disputed: bool
     miss_reason: str | None
     miss_token: int | None

@@ -102,6 +102,10 @@ class Sum:
     restored_tokens: int = 0
     recomputed_tokens: int = 0
     moved_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     estimated_prompt_tokens: int = 0
     estimated_cached_tokens: int = 0
     estimated_cache_write_tokens: int = 0
@@ -116,6 +120,10 @@ _PLAIN: Final = (
     "restored_tokens",
     "recomputed_tokens",
     "moved_tokens",
+    "draft_tokens",
+    "accepted_draft_tokens",
+    "accepted_prediction_tokens",
+    "rejected_prediction_tokens",
 )
 _COUNTS: Final = ("prompt", "cached", "cache_write")
 _REQUESTS: Final = ("num_requests", "num_admitted", "num_disputed")

@@ -129,6 +129,8 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
         "generation_tokens_total": total.completion_tokens,
         "recomputed_tokens_total": total.recomputed_tokens,
         "moved_tokens_total": total.moved_tokens,
+        "spec_decode_num_draft_tokens_total": total.draft_tokens,
+        "spec_decode_num_accepted_tokens_total": total.accepted_draft_tokens,
         **{f'requests_total{{outcome="{outcome}"}}': by_outcome.get(outcome, 0) for outcome in Outcome},
         DISPUTED: total.num_disputed,
     }

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from .fields import TIERS
 
-HEAD: Final = "0008"
+HEAD: Final = "0009"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -58,6 +58,15 @@ records: Final = sa.Table(
     *_numbers("decode_engine", "decode_incarnation", nullable=True),
     sa.Column("engine_deaths", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("moved_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    *(
+        sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
+        for name in (
+            "draft_tokens",
+            "accepted_draft_tokens",
+            "accepted_prediction_tokens",
+            "rejected_prediction_tokens",
+        )
+    ),
     *_texts("fault", "upstream_usage", nullable=True),
     sa.Column("completion_kind", sa.Text, nullable=False, server_default="known"),
     sa.Column("recovered", sa.Boolean, nullable=False),

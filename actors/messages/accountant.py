@@ -112,6 +112,15 @@ class StepReport(msgspec.Struct, array_like=True, frozen=True):
     report; the object store is none of its own tiers, of which the columns above tell..."""
     unshared_keys: bytes = b""
     """...and of each that turned out not to be there."""
+    draft_ids: list[int] = []
+    """Sequences of which a step has verified draft tokens, at the positions from..."""
+    draft_starts: list[int] = []
+    draft_kept: list[int] = []
+    """...to this one if they were accepted..."""
+    draft_ends: list[int] = []
+    """...and from there to this one if they were rejected: work that covers nothing."""
+    draft_predicted: list[bool] = []
+    """Whether the draft is from what the client predicts."""
     tiers: list[TierReport] = []
     """The lower tiers that have changed since the last report."""
     engine_id: int = 0

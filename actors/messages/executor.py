@@ -58,6 +58,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     new_blocks: dict[int, list[int]]
     """Blocks to append to the tables of sequences, by id."""
     to_score: ToScore | None = None
+    forgets_outputs: bool = False
+    """Whether outputs of sequences that have ended must not be used for drafts any more."""
 
 
 class Barrier(msgspec.Struct, frozen=True, gc=False):

@@ -149,6 +149,8 @@ class SamplingParams(RowSampling):
     """None, as in most requests: the logits are not changed."""
     grammar: OutputGrammar | None = None
     """What the output, after its reasoning, has to match, filled in by the tokenizer."""
+    prediction: tuple[int, ...] = ()
+    """Tokens that the client expects the output to have, as drafts, filled in by the tokenizer."""
 
 
 SAMPLING_FIELDS = (*sampling_fields_of(SamplingParams), *sampling_fields_of(LogitRules))

@@ -184,6 +184,12 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     """...and the reasons. Their sequences end."""
     broken_rows: list[int] = []
     """Rows that should have sampled a token but have NaN or infinite logits. Their sequences end, too."""
+    draft_rows: list[int] = []
+    """Rows for which draft tokens were verified. The first of these is at the position after the row's start..."""
+    draft_ends: list[int] = []
+    """...and the last before this one. Those at or after the row's end were rejected: their KV means nothing."""
+    predicted_rows: list[int] = []
+    """Those of these whose draft is from what the client predicts."""
 
 
 @attrs.frozen

@@ -50,6 +50,8 @@ class Encode:
     """What the output, after its reasoning, has to look like. None: anything."""
     thinking_budget: int | None = None
     """After this many tokens of reasoning, the model is made to close it. None: no limit."""
+    prediction: str = ""
+    """Text that the client expects the output to repeat: drafts for speculative decoding."""
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
     """Digest of the adapter whose weights are added to the model's. Part of every block key. Empty: there is none."""

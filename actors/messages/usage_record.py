@@ -57,6 +57,14 @@ class UsageRecord:
     moved_tokens: int = 0
     """Prompt positions whose KV came from another engine, summed over its sequences. Neither hits nor writes, and never
     billed."""
+    draft_tokens: int = 0
+    """Tokens that were guessed and verified (speculative decoding). Work, in no other number and in no bill."""
+    accepted_draft_tokens: int = 0
+    """Those of them that the model drew, too."""
+    accepted_prediction_tokens: int = 0
+    """Those that were guessed from the request's `prediction`..."""
+    rejected_prediction_tokens: int = 0
+    """...and tokens guessed from it that the model did not draw."""
     disputed: bool = False
     cache_misses: tuple[CacheMiss, ...] = ()
     engine: int | None = None

@@ -131,8 +131,8 @@ class FakeOverVllm(FakeBackend):
 
 def beneath(batch: StepBatch, drawn: Drawn | None) -> StepBatch:
     """Return what vLLM runs: rows draw what `drawn` says, or anything if it is None."""
-    if batch.most_tokens is not None or any(batch.adapters or ()):
-        raise ValueError("the vllm executor yields one token a row, and has no adapters")
+    if len(set(batch.slots)) < len(batch.slots) or any(batch.adapters or ()):
+        raise ValueError("the vllm executor verifies no drafts, and has no adapters")
     prompt = batch.scoring or Scoring([], [], [], [], [])
     rows = [] if drawn is None else drawn.rows
     masks = [] if drawn is None else [mask_of(token_id) for token_id in drawn.token_ids]

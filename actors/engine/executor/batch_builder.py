@@ -59,7 +59,6 @@ def make_batch(
         samples=rows.samples,
         sampling=[state.row_sampling for state in states],
         output_position=rows.num_outputs,
-        most_tokens=_most_tokens(rows),
         scoring=_make_scoring(rows, query_start) if some_are_scored or rows.to_score else None,
         processing=_make_processing(rows, masks) if some_have_rules else None,
         copies=copies,
@@ -71,14 +70,6 @@ def make_batch(
 def is_special(kind: SequenceKind, adapter: str) -> bool:
     """Return whether a sequence needs more of a backend than the model's own weights and tokens."""
     return kind is not SequenceKind.GENERATE or bool(adapter)
-
-
-def _most_tokens(rows: StepRows) -> list[int] | None:
-    """Return the maximum number of tokens that each row may yield, or None if no row may yield several."""
-    going_on = range(rows.num_going_on)
-    if all(rows.ends[row] - rows.starts[row] == 1 for row in going_on):
-        return None
-    return [rows.ends[row] - rows.starts[row] if row in going_on else 1 for row in range(len(rows.ids))]
 
 
 def _make_scoring(rows: StepRows, query_start: list[int]) -> Scoring | None:

@@ -15,13 +15,15 @@ import attrs
 
 from quipu.kernels.backend import LaunchedPass
 from quipu.kernels.batch import StepBatch
+from quipu.kernels.draft_rows import ExpandedBatch
 
 from ...messages.executor import StepPlan
 from ...messages.scheduler import StepDone
 from ...messages.scores import StepPayloads
 from .batch_builder import RowTokens
+from .block_copies import BlockCopy
 from .sequence_state import SequenceState, changes_logits
-from .step_rows import BlockCopy, StepRows
+from .step_rows import StepRows
 
 
 @attrs.define(eq=False)
@@ -37,6 +39,11 @@ class LaunchedStep:
     writes: list[int] = attrs.field(factory=list)
     """The blocks that its pass writes."""
     batch: StepBatch | None = None
+    """What its rows compute..."""
+    expanded: ExpandedBatch | None = None
+    """...and the same with rows of draft tokens. None: no row has any."""
+    predicted_rows: set[int] = attrs.field(factory=set)
+    """Rows whose draft is from what the client predicts."""
     running: LaunchedPass | None = None
     """None if it could not be launched."""
     error: Exception | None = None
@@ -56,8 +63,8 @@ class LaunchedStep:
         """
         if (
             self.running is None
-            or self.batch is None
-            or self.batch.most_tokens is not None
+            or self.rows is None
+            or self.rows.may_yield_several
             or plan.generation != self.plan.generation
             or plan.most_positions != 1
             or plan.to_score is not None
@@ -87,6 +94,7 @@ class LaunchedStep:
     def done(self, rows: StepRows, ends: list[int], tokens: RowTokens, payloads: StepPayloads | None) -> StepDone:
         """Return the result. `ends`: how far each row has got."""
         plan, copies, kept = self.plan, self.copies, tokens.without_failed()
+        drafts = {} if self.expanded is None else self.expanded.drafts
         return StepDone(
             step=plan.step,
             generation=plan.generation,
@@ -105,4 +113,7 @@ class LaunchedStep:
             copied_tokens=[copies[a.sequence_id].num_tokens if a.sequence_id in copies else 0 for a in plan.admitted]
             if copies
             else [],
+            draft_rows=list(drafts),
+            predicted_rows=[row for row in drafts if row in self.predicted_rows],
+            draft_ends=[rows.starts[row] + 1 + len(draft) for row, draft in drafts.items()],
         )

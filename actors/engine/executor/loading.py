@@ -7,7 +7,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from quipu.kernels.backend import BackendConfig, Capabilities, KVMemory
+from quipu.kernels.backend import Backend, BackendConfig, Capabilities, KVMemory
 from quipu.kernels.fake import FakeBackend
 from quipu.kernels.kv_cache_size import show
 from quipu.kernels.load import load_backend
@@ -15,8 +15,15 @@ from quipu.kernels.machine import memory
 
 from ...config.engine_config import EngineConfig
 from ...shared.tokenizers_library import load_library
+from .draft_depth import FREE, PassCosts
+from .drafter import Drafter, Drafts
+from .fake_drafter import FakeDrafter
 from .grammars import GrammarMasks
+from .pass_costs import measure_costs
 from .step_runner import Executor
+
+MAX_DRAFT_ROWS = 64
+"""Draft tokens that a step may verify."""
 
 
 def backend_config_of(config: EngineConfig) -> BackendConfig:
@@ -27,7 +34,7 @@ def backend_config_of(config: EngineConfig) -> BackendConfig:
         load_format=config.load_format,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs + _num_draft_rows(config),
         max_model_len=config.max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens,
         kv_memory=KVMemory(config.kv_cache_bytes, config.memory_utilization),
@@ -58,7 +65,34 @@ def load_executor(config: EngineConfig) -> Executor:
             replies = json.loads(Path(config.fake_replies).read_text("utf-8"))
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
             backend.dials.eos_token_id = config.eos_token_ids[0]
-    return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_make_masks(config))
+    drafter = _make_drafter(config, backend)
+    return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_make_masks(config), drafter=drafter)
+
+
+def _num_draft_rows(config: EngineConfig) -> int:
+    """Return how many draft tokens a step may verify, each in a row of its own."""
+    return 0 if config.speculative == "off" else min(MAX_DRAFT_ROWS, config.max_num_batched_tokens)
+
+
+def _make_drafter(config: EngineConfig, backend: Backend) -> Drafts | None:
+    """Return what guesses tokens, if anything does. Raises ValueError if the backend cannot verify them."""
+    if config.speculative == "off":
+        return FakeDrafter(backend) if isinstance(backend, FakeBackend) else None
+    if not backend.capabilities.verifies_drafts:
+        raise ValueError(f"the {backend.capabilities.name} executor verifies no drafts: --speculative must be off")
+    most_rows = config.max_num_seqs + _num_draft_rows(config)
+    if config.speculative_costs is not None:
+        costs = PassCosts.of(dict(config.speculative_costs))
+    elif isinstance(backend, FakeBackend):
+        costs = FREE
+    else:
+        costs = measure_costs(backend, min(most_rows, config.max_num_batched_tokens))
+    return Drafter(
+        max_depth=config.num_speculative_tokens,
+        max_tokens=_num_draft_rows(config),
+        shares_outputs=config.speculative == "suffix",
+        costs=costs,
+    )
 
 
 def check_host_memory(num_bytes: int) -> None:

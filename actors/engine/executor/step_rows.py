@@ -16,16 +16,6 @@ from ...messages.executor import StepPlan, ToScore
 from .sequence_state import SequenceState
 
 
-@attrs.frozen
-class BlockCopy:
-    """A block with the contents that a row would write, and the row's own block, which becomes a copy of it."""
-
-    source: int
-    destination: int
-    num_tokens: int
-    """Number of tokens that need not be computed: all but the last one, whose logits are needed."""
-
-
 @attrs.define(eq=False)
 class StepRows:
     """R rows: first those that continue, then chunks."""
@@ -86,11 +76,15 @@ class StepRows:
             plan.row_ids, list(states), starts, ends, samples, num_going_on, plan.to_score, carried, chunks, num_outputs
         )
 
-    def skip(self, copies: Mapping[int, BlockCopy]) -> None:
-        """Exclude copied tokens from the rows. `copies` are by sequence."""
+    @property
+    def may_yield_several(self) -> bool:
+        """Whether any row may advance by more than one position."""
+        return any(self.ends[row] - self.starts[row] > 1 for row in range(self.num_going_on))
+
+    def skip(self, num_copied: Mapping[int, int]) -> None:
+        """Exclude tokens whose KV is copied from the rows. They are by sequence."""
         for row, sequence_id in enumerate(self.ids):
-            if (copy := copies.get(sequence_id)) is not None:
-                self.starts[row] += copy.num_tokens
+            self.starts[row] += num_copied.get(sequence_id, 0)
 
     def kept_ends(self, tokens: Mapping[int, Sequence[int]]) -> list[int]:
         """Return the end of each row if these tokens are kept: a row that continues advances one position per token."""

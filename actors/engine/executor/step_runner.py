@@ -27,20 +27,21 @@ from typing import Any
 import attrs
 
 from quipu.kernels.backend import Backend
+from quipu.kernels.draft_rows import ExpandedBatch
 from quipu.kernels.step_errors import is_context_lost, is_out_of_memory
-from quipu.kernels.step_types import SequenceKind
 
 from ...messages.executor import Admit, StepPlan
-from ...messages.sampling import OutputGrammar, SamplingParams
+from ...messages.sampling import OutputGrammar
 from ...messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
-from ...shared.block_keys import chain_keys
 from ...shared.step_record import StepRecord
-from .batch_builder import is_special, make_batch, payloads_of, tokens_by_row
+from .batch_builder import make_batch, payloads_of, tokens_by_row
+from .block_copies import confirmed_copies
 from .block_tags import BlockTags
+from .drafter import Drafts
 from .grammars import MaskMaker, NoMasks
 from .launched_step import LaunchedStep
-from .sequence_state import SequenceState, changes_logits
-from .step_rows import BlockCopy, StepRows
+from .sequence_table import SequenceTable
+from .step_rows import StepRows
 
 
 @attrs.frozen
@@ -56,18 +57,23 @@ class RunningStep:
 class Executor:
     """Runs plans in order."""
 
-    def __init__(self, backend: Backend, *, max_num_seqs: int, masks: MaskMaker | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        max_num_seqs: int,
+        masks: MaskMaker | None = None,
+        drafter: Drafts | None = None,
+    ) -> None:
         """Without `masks`, sequences whose output has to match a grammar fail."""
         self.backend = backend
         self._masks = masks or NoMasks()
+        self._drafter = drafter
         self._block_size = backend.memory_plan.block_size
         self.tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
         """Its record of the blocks, which the mover reads and extends."""
-        self._sequences: dict[int, SequenceState] = {}
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._num_scored = 0  # sequences whose sampled tokens are scored
-        self._num_with_rules = 0  # sequences whose logits are changed
-        self._num_special = 0  # sequences with a kind or an adapter of their own
+        self._table = SequenceTable(max_num_seqs)
+        self._sequences = self._table.states
         self._failed_generation = -1
         self._uncarried: set[int] = set()
         """Sequences whose next input token is taken from the host, not from the device, because a pass raised or its
@@ -78,6 +84,16 @@ class Executor:
         """The last thread that ran passes; set by the actor."""
         self.record: StepRecord | None = None
         """Record of the running step in memory that outlives this process."""
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a sequence may yield in a step."""
+        return 1 + (0 if self._drafter is None else self._drafter.max_depth)
+
+    @property
+    def most_draft_tokens(self) -> int | None:
+        """The most draft tokens that a step verifies, of all rows; None: as many as each may yield."""
+        return None if self._drafter is None else self._drafter.max_tokens
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]:
         """Begin to compile a grammar that a plan will need. May be called from any thread.
@@ -140,12 +156,12 @@ class Executor:
 
     def may_follow(self, step: LaunchedStep, plan: StepPlan) -> bool:
         """Return whether a plan may be launched behind this step, before its tokens are known."""
-        return step.may_precede(plan, self._sequences, len(self._free_slots))
+        return step.may_precede(plan, self._sequences, self._table.num_free_slots)
 
     def launch(self, plan: StepPlan, behind: LaunchedStep | None = None) -> LaunchedStep:
         """Begin a plan, as `run` does; `finish` must follow. `behind`: the step that is running, if `may_follow`."""
         if behind is None:
-            self._release_all(plan)
+            self._forget(plan)
         step = LaunchedStep(plan)
         if plan.generation <= self._failed_generation:
             return step
@@ -177,14 +193,15 @@ class Executor:
         finally:
             if following is not None:
                 # not before: the step that ran may have had rows of these sequences
-                self._release_all(following.plan)
+                self._forget(following.plan)
                 following.started = time.perf_counter()
 
     def _begin(self, plan: StepPlan, running: StepRows | None) -> StepRows:
         """Apply a plan's changes and resolve its rows."""
         sequences = self._sequences
         for admit in plan.admitted:
-            self._admit(admit)
+            self._release(admit.sequence_id)
+            self._table.admit(admit)
         for sequence_id, blocks in plan.new_blocks.items():
             sequences[sequence_id].table += blocks
         return StepRows.of(plan, [sequences[sequence_id] for sequence_id in plan.row_ids], self._uncarried, running)
@@ -223,75 +240,61 @@ class Executor:
                 self.tags.num_confirmed_tokens(self._sequences[admit.sequence_id].table, admit.keys)
                 for admit in plan.admitted
             ]
-            step.copies = self._confirm_copies(plan, rows, step.read)
-            rows.skip(step.copies)
+            step.copies = confirmed_copies(self.tags, plan, rows, step.read, self._block_size)
+            rows.skip({sequence_id: copy.num_tokens for sequence_id, copy in step.copies.items()})
         step.writes = self.tags.written_by(rows.states, rows.starts, rows.ends)
         self.tags.forget(step.writes)
         step.batch = make_batch(
             rows,
-            some_are_scored=self._num_scored > 0,
-            some_have_rules=self._num_with_rules > 0,
-            some_are_special=self._num_special > 0,
+            some_are_scored=self._table.some_are_scored,
+            some_have_rules=self._table.some_have_rules,
+            some_are_special=self._table.some_are_special,
             masks=self._masks,
             copies=[(copy.source, copy.destination) for copy in step.copies.values()],
         )
-        step.running = self.backend.launch(step.batch)
+        if self._drafter is not None and rows.may_yield_several:
+            drafts = self._drafter.propose(rows, len(step.batch.token_ids))
+            if drafts:
+                tokens = {row: draft.token_ids for row, draft in drafts.items()}
+                step.expanded = ExpandedBatch.of(step.batch, tokens)
+                step.predicted_rows = {row for row, draft in drafts.items() if draft.is_predicted}
+        step.running = self.backend.launch(step.batch if step.expanded is None else step.expanded.batch)
 
     def _complete(self, step: LaunchedStep, rows: StepRows, following: LaunchedStep | None) -> StepDone:
         """Collect a step's pass and record what it drew and wrote."""
         if step.running is None or (batch := step.batch) is None:
             raise step.error or RuntimeError("the pass was not launched")
         drawn = step.running.collect()
+        if step.expanded is not None:
+            drawn = step.expanded.collapse(drawn)
         tokens = tokens_by_row(rows, batch, drawn)
         payloads = payloads_of(rows, batch, drawn, tokens)
-        ends = rows.ends if batch.most_tokens is None else rows.kept_ends(tokens.by_row)
+        ends = rows.kept_ends(tokens.by_row) if rows.may_yield_several else rows.ends
         for row, token_ids in tokens.by_row.items():
             state = rows.states[row]
             for token_id in token_ids:
                 state.append_output(token_id)
         self._uncarried.update(rows.ids[row] for row in tokens.cut_rows)
+        if self._drafter is not None and step.expanded is not None:
+            for row in step.expanded.drafts:
+                # what the device holds is what the row of its last draft token drew
+                self._uncarried.add(rows.ids[row])
+                self._drafter.note_accepted(rows.ids[row], len(drawn.more.get(row, ())))
         self.tags.write(rows.states, rows.starts, ends, () if following is None else frozenset(following.writes))
         for state, end in zip(rows.states, ends, strict=True):
             state.num_computed = end
         return step.done(rows, ends, tokens, payloads)
 
-    def _confirm_copies(self, plan: StepPlan, rows: StepRows, read: list[int]) -> dict[int, BlockCopy]:
-        """Return, by sequence, the copy sources whose tags match the contents that the row would compute.
-
-        Must be called before the tags of this pass are cleared: a source may be a block that the pass writes.
-        """
-        size = self._block_size
-        row_of = {sequence_id: row for row, sequence_id in enumerate(plan.row_ids)}
-        copies = {}
-        for admit, num_read in zip(plan.admitted, read, strict=True):
-            if not admit.copy_source:
-                continue
-            state, row = self._sequences[admit.sequence_id], row_of[admit.sequence_id]
-            start, end = rows.starts[row], rows.ends[row]
-            if num_read == start and end - start == size:
-                (key,) = chain_keys(state.keys[-1], state.tokens[start:end], size)
-                if self.tags.contains(admit.copy_source, key):
-                    copies[admit.sequence_id] = BlockCopy(admit.copy_source, state.table[start // size], size - 1)
-        return copies
-
-    def _admit(self, admit: Admit) -> None:
-        self._release(admit.sequence_id)
-        self._count(admit.sampling, admit.kind, admit.adapter, 1)
-        self._sequences[admit.sequence_id] = SequenceState.of(admit, self._free_slots.pop())
-
-    def _release_all(self, plan: StepPlan) -> None:
+    def _forget(self, plan: StepPlan) -> None:
+        """Forget what a plan says may be forgotten."""
         for sequence_id in plan.released_ids:
             self._release(sequence_id)
+        if plan.forgets_outputs and self._drafter is not None:
+            self._drafter.forget_outputs()
 
     def _release(self, sequence_id: int) -> None:
-        state = self._sequences.pop(sequence_id, None)
+        state = self._table.release(sequence_id)
         if state is not None:
-            self._free_slots.append(state.slot)
             self._uncarried.discard(sequence_id)
-            self._count(state.sampling, state.kind, state.adapter, -1)
-
-    def _count(self, sampling: SamplingParams, kind: SequenceKind, adapter: str, by: int) -> None:
-        """Adjust the counts of sequences that need scores, changed logits, or a kind or an adapter of their own."""
-        self._num_scored += by * (sampling.logprobs is not None)
-        self._num_with_rules += by * changes_logits(sampling)
-        self._num_special += by * is_special(kind, adapter)
+            if self._drafter is not None:
+                self._drafter.release(sequence_id, state)

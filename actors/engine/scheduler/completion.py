@@ -51,6 +51,8 @@ class StepCompletion:
         if step.firsts:
             self._report_admissions(step, done)
         state.report.spans(plan.row_ids, done.row_starts, done.row_ends)
+        if done.draft_rows:
+            state.report.drafts(done)
         if plan.chunk_counts:
             state.prefill_speed.on_step(sum(plan.chunk_counts), done.seconds)
 

@@ -23,6 +23,8 @@ class SchedulerConfig:
     max_steps_in_flight: int = 2
     most_positions: int = 1
     """The most positions that a decoding sequence may advance in one step: as many tokens as the backend yields."""
+    most_draft_tokens: int | None = None
+    """The most positions by which a step exceeds one for each decoding sequence; None: as many as each may advance."""
     policy: Policy = Policy.FCFS
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step shared with others; 0 disables the limit."""

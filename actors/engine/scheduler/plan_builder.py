@@ -89,6 +89,7 @@ class PlanBuilder:
             state.some_blocks_unsent = any(s.unsent_blocks for s in state.running)
         self.next_step = step + 1
         released_ids, state.released_ids = state.released_ids, []
+        forgets_outputs, state.forgets_outputs = state.forgets_outputs, False
         plan = StepPlan(
             step=step,
             generation=state.in_flight.generation,
@@ -101,6 +102,7 @@ class PlanBuilder:
             chunk_counts=rows.counts,
             new_blocks=rows.new_blocks,
             to_score=rows.to_score,
+            forgets_outputs=forgets_outputs,
         )
         state.in_flight.send(
             StepInFlight(

@@ -89,6 +89,7 @@ class Batcher:
     def reset_prefix_cache(self) -> None:
         """Find nothing that has been published so far, from the next step on."""
         self._state.cache_updates.resets_prefix_cache = True
+        self._state.forgets_outputs = True
 
     def announce_keys(self) -> None:
         """Report the block manager's keys, even if nothing runs."""

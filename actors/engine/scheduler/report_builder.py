@@ -11,7 +11,7 @@ from typing import Any
 from ...messages.accountant import Side, StepReport
 from ...messages.block_manager import CacheMiss
 from ...messages.outcomes import ErrorKind, FinishReason
-from ...messages.scheduler import Granted
+from ...messages.scheduler import Granted, StepDone
 from ...messages.scores import StepPayloads
 from ...messages.tiers import Tier, TierReport, TierSpans, num_positions
 
@@ -32,6 +32,7 @@ class ReportBuilder:
         self._pinned: list[Columns] = []
         self._admitted: list[tuple[Any, ...]] = []
         self._spans: list[Columns] = []
+        self._drafts: list[tuple[int, int, int, int, bool]] = []
         self._tokens: list[Columns] = []
         self._written: list[Columns] = []
         self._stored_keys = self._removed_keys = b""
@@ -85,6 +86,12 @@ class ReportBuilder:
     def spans(self, sequence_ids: list[int], starts: list[int], ends: list[int]) -> None:
         self._spans.append((sequence_ids, starts, ends))
 
+    def drafts(self, done: StepDone) -> None:
+        """Add the draft tokens that a step has verified."""
+        for row, end in zip(done.draft_rows, done.draft_ends, strict=True):
+            start, kept = done.row_starts[row] + 1, done.row_ends[row]
+            self._drafts.append((done.row_ids[row], start, max(start, kept), end, row in done.predicted_rows))
+
     def tokens(self, sequence_ids: list[int], token_ids: list[int]) -> None:
         if token_ids:
             self._tokens.append((sequence_ids, token_ids))
@@ -135,6 +142,7 @@ class ReportBuilder:
             self._admitted, 12
         )
         tier_spans = spans if any(spans) else []
+        draft_ids, draft_starts, draft_kept, draft_ends, draft_predicted = _columns(self._drafts, 5)
         ended_ids, ended_reasons = _columns(self._ended, 2)
         terminal_ids, errors, error_kinds = _columns(self._terminals, 3)
         self._num_reports += 1
@@ -186,6 +194,11 @@ class ReportBuilder:
             admitted_tiers=[_by_tier(*admitted) for admitted in zip(reused, tier_spans, strict=False)],
             admitted_tier_spans=tier_spans,
             admitted_sides=sides if Side.DECODE in sides else [],
+            draft_ids=draft_ids,
+            draft_starts=draft_starts,
+            draft_kept=draft_kept,
+            draft_ends=draft_ends,
+            draft_predicted=draft_predicted,
             tiers=self._tiers,
         )
         self._tiers = []

@@ -149,7 +149,7 @@ class RunningSet:
                 order = sorted(order, key=lambda s: s.last_step)
             decoding = DecodingSet.of(order[:budget])
         most = self._most_positions(len(decoding.sequences), budget)
-        budget -= len(decoding.sequences) * most
+        budget -= self._most_in_all(len(decoding.sequences), most)
         if decoding is self._decoding and self._config.most_positions == 1:
             growing = self._opening_next()
             rows, counts = [decoding.sequences[index] for index in growing], [1] * len(growing)
@@ -221,8 +221,17 @@ class RunningSet:
 
     def _most_positions(self, num_decoding: int, budget: int) -> int:
         """Return how far each decoding sequence may advance: fewer where there are many for the budget."""
-        most = self._config.most_positions
-        return max(1, min(most, budget // num_decoding)) if num_decoding and most > 1 else 1
+        most, limit = self._config.most_positions, self._config.most_draft_tokens
+        if most == 1 or not num_decoding:
+            return 1
+        if limit is not None and num_decoding + limit <= budget:
+            return most
+        return max(1, min(most, budget // num_decoding))
+
+    def _most_in_all(self, num_decoding: int, most: int) -> int:
+        """Return how many positions these sequences compute at most, if each may advance by `most`."""
+        further, limit = num_decoding * (most - 1), self._config.most_draft_tokens
+        return num_decoding + (further if limit is None else min(further, limit))
 
     def _choose_chunks(self, budget: int, rows: list[Sequence], counts: list[int]) -> int:
         """Add the prefilling rows of the next step; return what is left of the budget."""

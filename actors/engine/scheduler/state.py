@@ -75,6 +75,8 @@ class SchedulerState:
         self.cache_updates = CacheUpdates()
         self.released_ids: list[int] = []
         """Sequences that the executor may forget, for the next plan."""
+        self.forgets_outputs = False
+        """The executor must forget outputs, likewise."""
         self.some_blocks_unsent = False
         """Some running sequence may have `unsent_blocks`."""
         self.last_answered_step = 0

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from quipu.actors.accountant.account import Account
 from quipu.actors.engine.block_manager.lower_tier import LowerTier, TierPlan
 from quipu.actors.engine.block_manager.reservation import BlockManager
+from quipu.actors.engine.executor.fake_drafter import FakeDrafter
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.engine.scheduler.planning import Batcher
@@ -85,7 +86,7 @@ class EngineBench(ReportedSequences):
             ),
             self.dials,
         )
-        self.executor = Executor(backend, max_num_seqs=limits.max_num_seqs)
+        self.executor = Executor(backend, max_num_seqs=limits.max_num_seqs, drafter=FakeDrafter(backend))
         self.plans: deque[StepPlan] = deque()
         """Sent, but not run yet."""
         self.results: deque[StepResult] = deque()
@@ -116,6 +117,7 @@ class EngineBench(ReportedSequences):
         breakpoints: tuple[Breakpoint, ...] = (),
         rules: LogitRules | None = None,
         grammar: OutputGrammar | None = None,
+        prediction: tuple[int, ...] = (),
     ) -> list[Submission]:
         """Submit one request of `num_choices` sequences. `seed` None means greedy sampling."""
         account = Account(OpenAccount(f"r{self._next_id}", "test", 0.0, Mailbox()), 0.0)
@@ -131,6 +133,7 @@ class EngineBench(ReportedSequences):
                 stop_token_ids=stop_token_ids,
                 rules=rules,
                 grammar=grammar,
+                prediction=prediction,
             )
             submission = Submission(self._next_id, account, domain, prompt, sampling)
             self._next_id += 1
@@ -163,6 +166,7 @@ class EngineBench(ReportedSequences):
         self.handled.clear()
         self._sent.clear()
         self._spans.clear()
+        self._drafts.clear()
         self.denied.clear()
         self.executor.drop_sequences()
         self.manager.drop_sequences()

@@ -74,6 +74,8 @@ class ReportedSequences:
         """Plans whose results have not been handled."""
         self._spans: list[tuple[int, int, int]] = []
         """The spans that the next report must book, from the results handled."""
+        self._drafts: list[tuple[int, int, int, int, bool]] = []
+        """The drafts that it must book: sequence, first position, end of what was accepted and of what was rejected."""
         self._suspects: set[int] = set()  # in a step that failed
         self._failing: set[int] = set()  # alone in a step that failed, and suspected before
         self._expected_tokens: dict[int, list[int]] = {}
@@ -103,6 +105,12 @@ class ReportedSequences:
     def _expect_advances(self, plan: StepPlan, done: StepDone) -> None:
         """Check how far rows advanced, and note the spans that must be booked."""
         counts = done.num_tokens or [1] * len(done.row_ids)
+        for row, end in zip(done.draft_rows, done.draft_ends, strict=True):
+            start, kept = done.row_starts[row] + 1, max(done.row_starts[row] + 1, done.row_ends[row])
+            assert start <= kept <= end < start + plan.most_positions, (
+                "more was accepted than drafted, or drafted than may"
+            )
+            self._drafts.append((done.row_ids[row], start, kept, end, row in done.predicted_rows))
         for row, sequence_id in enumerate(plan.row_ids[: plan.num_going_on]):
             advanced = done.row_ends[row] - done.row_starts[row]
             assert 1 <= advanced <= plan.most_positions
@@ -148,6 +156,21 @@ class ReportedSequences:
         for sequence_id, start, end in spans:
             assert self.submissions[sequence_id].admissions, "a span is booked before its admission"
             self.submissions[sequence_id].account.apply(sequence_id, Span(start, end))
+        drafts = list(
+            zip(
+                report.draft_ids,
+                report.draft_starts,
+                report.draft_kept,
+                report.draft_ends,
+                report.draft_predicted,
+                strict=True,
+            )
+        )
+        assert drafts == self._drafts, "the reports must book exactly the drafts that were verified"
+        self._drafts = []
+        for sequence_id, start, kept, end, is_predicted in drafts:
+            drafted = self.submissions[sequence_id].account.sequences[sequence_id].drafted
+            drafted.add(start, kept, end, is_predicted=is_predicted)
         for sequence_id, start, end in zip(report.written_ids, report.written_starts, report.written_ends, strict=True):
             assert start % self.limits.block_size == end % self.limits.block_size == 0
             assert end <= len(self.submissions[sequence_id].prompt)
@@ -183,6 +206,7 @@ class ReportedSequences:
         groups = (
             report.admitted_ids,
             report.span_ids,
+            report.draft_ids,
             report.written_ids,
             report.pinned_ids,
             report.token_sequence_ids,

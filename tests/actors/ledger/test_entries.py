@@ -60,6 +60,10 @@ anything = st.builds(
     restored_tokens=numbers,
     recomputed_tokens=numbers,
     moved_tokens=numbers,
+    draft_tokens=numbers,
+    accepted_draft_tokens=numbers,
+    accepted_prediction_tokens=numbers,
+    rejected_prediction_tokens=numbers,
     disputed=st.booleans(),
     cache_misses=misses,
     engine=st.none() | numbers,
@@ -205,6 +209,7 @@ def test_defaults_never_change() -> None:
         "computed_tokens",
     )
     zero += ("restored_tokens", "recomputed_tokens", "moved_tokens", "num_choices", "engine_deaths")
+    zero += ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
     expected: dict[str, Any] = dict.fromkeys(FIELD_NAMES) | dict.fromkeys(zero, 0)
     expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}
     expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": ""}

@@ -47,7 +47,8 @@ class OldSchema:
         engine.dispose()
 
 
-MOVED = ("moved_tokens", "decode_engine", "decode_incarnation")
+DRAFTED = ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+MOVED = ("moved_tokens", "decode_engine", "decode_incarnation", *DRAFTED)
 PASSED_ON = ("completion_kind", "upstream_usage", *MOVED)
 ROUTED = ("engine", "router_estimate_tokens", *PASSED_ON)
 OLDER = [
@@ -58,6 +59,7 @@ OLDER = [
     OldSchema("0005", PASSED_ON),
     OldSchema("0006", MOVED),
     OldSchema("0007", MOVED),
+    OldSchema("0008", DRAFTED),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 

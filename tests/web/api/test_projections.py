@@ -192,6 +192,8 @@ def check_metrics(risen: dict[str, float], record: UsageRecord) -> None:
     assert risen["generation_tokens_total"] == record.completion_tokens
     assert risen["recomputed_tokens_total"] == record.recomputed_tokens
     assert risen["moved_tokens_total"] == record.moved_tokens
+    assert risen["spec_decode_num_draft_tokens_total"] == record.draft_tokens
+    assert risen["spec_decode_num_accepted_tokens_total"] == record.accepted_draft_tokens
     assert risen["request_cached_tokens_count"] == isinstance(record.cached, Known)
     assert risen["request_cached_tokens_sum"] == cached
     outcomes = {outcome: risen[f'requests_total{{outcome="{outcome}"}}'] for outcome in Outcome}

@@ -193,6 +193,9 @@ def check_counters(records: list[UsageRecord], counters: dict[str, float]) -> No
     assert counters["generation_tokens_total"] == sum(record.completion_tokens for record in records)
     assert counters["recomputed_tokens_total"] == sum(record.recomputed_tokens for record in records)
     assert counters["moved_tokens_total"] == sum(record.moved_tokens for record in records)
+    assert counters["spec_decode_num_draft_tokens_total"] == sum(record.draft_tokens for record in records)
+    accepted = sum(record.accepted_draft_tokens for record in records)
+    assert counters["spec_decode_num_accepted_tokens_total"] == accepted
     for outcome in Outcome:
         number = sum(record.outcome is outcome for record in records)
         assert counters[f'requests_total{{outcome="{outcome}"}}'] == number

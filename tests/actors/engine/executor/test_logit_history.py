@@ -170,4 +170,4 @@ def test_ended_sequence_is_forgotten(rules: LogitRules | None) -> None:
     bench.submit([9], 1)
     bench.finish()
     assert list(bench.executor._sequences) == [2]
-    assert bench.executor._num_with_rules == 0
+    assert not bench.executor._table.some_have_rules

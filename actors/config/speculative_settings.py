@@ -1,0 +1,39 @@
+"""The settings of speculative decoding. Part of `engine_config.py`, on top of those of tiers."""
+
+from __future__ import annotations
+
+import attrs
+
+from .declarations import setting
+from .tier_settings import TierSettings
+
+MAX_DEPTH = 32
+
+
+@attrs.frozen(kw_only=True)
+class SpeculativeSettings(TierSettings):
+    speculative: str = setting(
+        "off",
+        "--speculative",
+        choices=("off", "ngram", "suffix"),
+        help="verify several guessed tokens in one step: `ngram` guesses what followed the same tokens earlier in the "
+        "sequence, `suffix` also what followed them in recent outputs of the same tenant "
+        "(docs/operate/speculative-decoding.md)",
+    )
+    num_speculative_tokens: int = setting(
+        16,
+        "--num-speculative-tokens",
+        minimum=1,
+        maximum=MAX_DEPTH,
+        metavar="N",
+        help="maximum number of guessed tokens of one sequence in a step",
+    )
+    speculative_costs: tuple[tuple[int, float], ...] | None = setting(
+        None,
+        "--speculative-costs",
+        reader="pass_costs",
+        metavar="TOKENS:COST,...",
+        help="what a step of so many tokens costs, in any unit, from which the number of guesses follows; "
+        "by default measured when an engine starts",
+        resolved="measured",
+    )
