@@ -64,6 +64,17 @@ class PooledEncoder:
     def _encode_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         return [ids for word in words for ids in self._encoder.encode_bad_word(word)]
 
+    async def encode_prediction(self, text: str, slot: EncodingSlot, max_model_len: int) -> tuple[int, ...]:
+        if not text:
+            return ()
+        encoded = await slot.encode(
+            lambda encoder: encoder.encode_text(text, max_tokens=max_model_len, with_echo=False)
+        )
+        if isinstance(encoded, TooManyTokens):
+            return ()
+        token_ids = tuple(i for i in encoded.token_ids if i not in self._encoder.special_token_ids)
+        return token_ids if self._vocab_size is None or max(token_ids, default=0) < self._vocab_size else ()
+
     async def encode(
         self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int
     ) -> EncodedPrompt | RequestError:

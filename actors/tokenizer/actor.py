@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+import attrs
 import structlog
 import trio
 
@@ -123,7 +124,8 @@ class TokenizerActor:
         if job.is_short:
             job.slot = self._encoder.inline_slot()
             return job.slot
-        num_bytes = num_bytes_to_encode(job.prompts, job.request.bad_words, echo=job.options.echo)
+        texts = (*job.request.bad_words, job.request.prediction)
+        num_bytes = num_bytes_to_encode(job.prompts, texts, echo=job.options.echo)
         try:
             job.slot = self._encoder.enter(job.options.tenant, num_bytes)
         except QueueFull:
@@ -238,11 +240,12 @@ class TokenizerActor:
         if refusal := too_many_scores(request, lengths, job.budgets, *limits):
             return refusal
         bad_words = await self._encoder.encode_bad_words(request.bad_words, slot) if request.bad_words else []
+        prediction = await self._encoder.encode_prediction(request.prediction, slot, max_model_len)
         slot.leave()
         sampling = self._sampling.complete(request, bad_words, grammar, self._desk.info.output, max_model_len)
         if isinstance(sampling, RequestError):
             return sampling
-        job.sampling = sampling
+        job.sampling = attrs.evolve(sampling, prediction=prediction) if prediction else sampling
         return None
 
     async def _check_grammar(self, spec: GrammarSpec, job: Job, slot: EncodingSlot) -> str | RequestError:

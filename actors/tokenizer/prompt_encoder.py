@@ -129,6 +129,13 @@ class PromptEncoder(Protocol):
         """Return the ids of strings that no output may contain. Raises LibraryPanic."""
         ...
 
+    async def encode_prediction(self, text: str, slot: EncodingSlot, max_model_len: int) -> tuple[int, ...]:
+        """Return the ids of an expected output, without special tokens; none if it would not fit the context.
+
+        Raises as `encode`.
+        """
+        ...
+
     async def count(self, prompt: Prompt, options: EncodingOptions, max_model_len: int) -> int | RequestError:
         """Count a prompt's tokens, even if they do not fit the context, unless it is refused untokenized.
 

@@ -33,7 +33,7 @@ def is_short(request: Encode) -> bool:
     prompts, bad_words = request.prompts, request.bad_words
     if len(prompts) * request.num_choices > INLINE_SEQUENCES or len(bad_words) > INLINE_BAD_WORDS:
         return False
-    num_characters = sum(map(len, bad_words))
+    num_characters = len(request.prediction) + sum(map(len, bad_words))
     num_tokens = 0
     for prompt in prompts:
         match prompt:
@@ -47,15 +47,18 @@ def is_short(request: Encode) -> bool:
     return num_characters <= INLINE_CHARACTERS and num_tokens <= max_tokens
 
 
-def num_bytes_to_encode(prompts: Iterable[Prompt], bad_words: Sequence[str], *, echo: bool) -> int:
-    """Return how many bytes a request queues for encoding, chats apart; 0 if the event loop can encode them."""
+def num_bytes_to_encode(prompts: Iterable[Prompt], others: Sequence[str], *, echo: bool) -> int:
+    """Return how many bytes a request queues for encoding, chats apart; 0 if the event loop can encode them.
+
+    `others`: texts besides the prompts.
+    """
     prompts = list(prompts)
     texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
     if echo:
         num_echoed = sum(len(prompt.token_ids) for prompt in prompts if isinstance(prompt, TokenPrompt))
         if num_echoed > INLINE_ECHOED_TOKENS:
-            return num_echoed * TOKEN_BYTES + sum(map(_num_bytes, (*texts, *bad_words)))
-    return num_text_bytes(*texts, *bad_words)
+            return num_echoed * TOKEN_BYTES + sum(map(_num_bytes, (*texts, *others)))
+    return num_text_bytes(*texts, *others)
 
 
 def num_text_bytes(*texts: str) -> int:

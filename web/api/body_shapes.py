@@ -54,6 +54,7 @@ STRUCTURED_OUTPUTS = shape(
 
 # ---------------------------------------------------------------- chat
 
+PREDICTION = shape(_list("content", shape("text", "type")), "type")
 _CHAT_CALLED = shape("arguments", "name")
 _CHAT_CALL = shape(_object("custom", shape("input", "name")), _object("function", _CHAT_CALLED), "id", "index", "type")
 CHAT_MESSAGE = shape(

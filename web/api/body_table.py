@@ -68,7 +68,7 @@ _FIELDS = (
     _field("moderation", off=_NEVER, messages=_NEVER),
     _field("output_config", MESSAGES, off=OFF, inner=shapes.OUTPUT_CONFIG),
     _field("output_format", MESSAGES, off=OFF, inner=shapes.OUTPUT_FORMAT),
-    _field("prediction", off=OFF, messages=({},)),
+    _field("prediction", CHAT, off=OFF, messages=({},), inner=shapes.PREDICTION),
     _field("previous_response_id", off=_NEVER, messages=_NEVER),
     _field("stop_sequences", MESSAGES, off=OFF),
     _field("suffix", off=OFF, messages=("",)),

@@ -136,7 +136,7 @@ class GenerationRequest(Encode):
         for name, is_wanted in (("echo", self.scores.echo), ("prompt_logprobs", self.scores.prompt is not None)):
             if is_wanted:
                 raise bad_value(param, f"not allowed together with `{name}`")
-        return attrs.evolve(self, max_tokens=0, grammar=None, thinking_budget=None, is_prewarm=True)
+        return attrs.evolve(self, max_tokens=0, grammar=None, thinking_budget=None, prediction="", is_prewarm=True)
 
     def encode(self, request_id: str, domain: str) -> Encode:
         """Return the message that starts the request."""

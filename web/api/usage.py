@@ -80,8 +80,8 @@ def _openai(known: UsageRecord | Tally) -> dict[str, Any]:
         },
         "completion_tokens_details": {
             "reasoning_tokens": known.reasoning_tokens,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": known.accepted_prediction_tokens,
+            "rejected_prediction_tokens": known.rejected_prediction_tokens,
             "audio_tokens": 0,
         },
     }

@@ -68,7 +68,8 @@ ABSENT: Final = _by_flag(
         "--hf-token": "set HF_TOKEN instead",
         "--seed --random-seed": "requests have a `seed` of their own",
         "--enable-lora --lora-modules --lora-paths": "adapters are not supported; merge them into the checkpoint",
-        "--speculative-config --speculative-algorithm": "there is no speculative decoding",
+        "--speculative-config --speculative-algorithm": "choose where guesses come from with --speculative ngram or "
+        "suffix; draft models and EAGLE heads are not loaded",
         "--cpu-offload-gb": "weights are never moved",
         "--hf-overrides --rope-scaling --json-model-override-args": "edit config.json in the checkpoint's folder",
         "--limit-mm-per-prompt": "models take text only",

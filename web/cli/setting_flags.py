@@ -22,6 +22,7 @@ from quipu.actors.config.runtime_config import SETTINGS
 from .kv_events_flag import parse_kv_events
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
+MAX_PASS_COSTS = 64
 RAY = "ray:"
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -128,6 +129,17 @@ def parse_resources(text: str) -> dict[str, float]:
     return resources
 
 
+def parse_pass_costs(text: str) -> tuple[tuple[int, float], ...]:
+    """Parse what steps cost by their number of tokens, such as 1:20,8:24. Raises ArgumentTypeError."""
+    costs: dict[int, float] = {}
+    for part in text.split(","):
+        tokens, _, cost = part.partition(":")
+        costs[integer(Bounds(minimum=1, maximum=1 << 20))(tokens)] = number(Bounds(above=0, maximum=1e9))(cost)
+    if len(costs) > MAX_PASS_COSTS:
+        raise argparse.ArgumentTypeError(f"must have at most {MAX_PASS_COSTS} numbers of tokens")
+    return tuple(sorted(costs.items()))
+
+
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
     "integer": integer,
     "number": number,
@@ -136,6 +148,7 @@ _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
     "kv_events": lambda _: parse_kv_events,
     "engines": lambda bounds: partial(parse_engines, bounds),
     "resources": lambda _: parse_resources,
+    "pass_costs": lambda _: parse_pass_costs,
 }
 
 

@@ -22,6 +22,9 @@ class Tally:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Part of the completion tokens."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    """Known from the record only."""
 
     def start(self, event: Started) -> None:
         """Replace the sums over prompts by those of `event`."""

@@ -20,6 +20,7 @@ from ..template_fields import Thinking, read_documents, read_switch_and_budget, 
 from .chat_messages import read_messages
 from .chat_tools import read_chat_tools
 from .logprobs import read_chat_scores
+from .prediction import read_prediction
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 
 
@@ -38,7 +39,9 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         read = await read_messages(fields, breakpoints, pace)
         tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
+        prediction, unused_prediction = await read_prediction(fields, info, pace)
     unused = [*thinking.unused, *unused_verbosity(fields), *tools.unused, *read.unused, *breakpoints.unused(read.parts)]
+    unused += unused_prediction
     if documents and "documents" not in info.output.template_variables:
         documents = ()
         unused.append("documents")
@@ -66,6 +69,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         with_token_ids=fields.flag("return_token_ids"),
         grammar=tools.grammar,
         thinking_budget=thinking.budget,
+        prediction=prediction,
         unused_fields=tuple(unused),
     )
     return request.prewarmed(PREWARM) if wishes.prewarm else request
