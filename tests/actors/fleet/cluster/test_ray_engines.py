@@ -25,6 +25,7 @@ from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.request_desk.health import DrainMode, EngineState
 from quipu.actors.shared.checkpoint import CheckpointError
 from tests.actors.fleet.cluster.ray_nodes import RayNodes
+from tests.e2e.engine_list import list_engines, wait_all_ready
 from tests.e2e.servers import Server, serve_command, start_quipu
 from tests.processes import eventually as eventually_sync
 from tests.processes import has_ended
@@ -263,6 +264,36 @@ def test_command_serves_on_a_cluster(ray_cluster: RayNodes, tmp_path: Path) -> N
     finally:
         process.kill()
         process.wait()
+    eventually_sync(lambda: not keeper_pids(), "no engine is left")
+
+
+def test_command_serves_apart_on_a_cluster(ray_cluster: RayNodes, tmp_path: Path) -> None:
+    """With `--engines ray:prefill:1,decode:1`, each on a node, all full blocks of a prompt are moved, once."""
+    flags = ["--engines", "ray:prefill:1,decode:1", "--prefill-local-tokens", "0", "--executor", "fake"]
+    with ray_cluster.node():
+        process, log_path = start_quipu(
+            tmp_path, *serve_command(*flags, "--ray-address", ray_cluster.address), "--port", "0"
+        )
+        server = Server(process, log_path)
+        try:
+            server.wait_listening()
+            wait_all_ready(server, 2, 120)
+            assert [its["role"] for its in list_engines(server)] == ["prefill", "decode"]
+            client = server.client()
+            texts = [
+                client.completions.create(model="demo", prompt=[7] * 200, max_tokens=4, temperature=0).choices[0].text
+                for _ in range(2)
+            ]
+            assert texts[0] == texts[1], "the second one was served by the decode side alone"
+            metrics = server.wait_at_rest()
+            moved = {name: num for name, num in metrics.items() if name.startswith("moved_tokens_total")}
+            assert sum(moved.values()) == 192
+            assert metrics["usage_disputed_total"] == 0
+            assert not server.events("config.roles_without_peers")
+            assert server.stop() == 0, server.log_text
+        finally:
+            process.kill()
+            process.wait()
     eventually_sync(lambda: not keeper_pids(), "no engine is left")
 
 
