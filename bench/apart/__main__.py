@@ -210,7 +210,7 @@ def main() -> None:
         print(table(report["rows"]), *report["verdicts"], sep="\n\n")
     for row in report.get("real", ()):
         parts = ", ".join(f"{name} {value:.4g}" for name, value in list(row.items())[4:])
-        print(f"{row['name']:14} {row['value']:7.3f} {row['unit']} (limit {row['limit']:g}): {parts}")
+        print(f"{row['name']:16} {row['value']:7.3f} {row['unit']} (limit {row['limit']:g}): {parts}")
 
 
 if __name__ == "__main__":

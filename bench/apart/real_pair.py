@@ -1,7 +1,8 @@
 """Two engines, each in a process and on a core of its own, one of which computes prompts that the other continues.
 
 Used by `python -m bench.apart --real`. Dummy weights in the shape of Qwen3-0.6B, and the transfer as it is between the
-engines of one machine. Prompts fill their last block, so that nothing is computed twice.
+engines of one machine; then, in the rows with `_tcp`, as it is between machines, over the loopback interface. Prompts
+fill their last block, so that nothing is computed twice.
 
 `moved_bytes`: a prompt is computed while nobody fetches it; then the other engine continues it, and does so again when
 it has the blocks. Their bytes, over the time by which the first one takes longer to draw its token; beside a plain copy
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import statistics
 import subprocess
 import sys
@@ -35,14 +37,25 @@ import trio
 from bench.driven_engine import DrivenEngine, Served, running
 from bench.shapes import QWEN3_06B as SHAPE
 from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.engine.peers.peer_link import PeerNetwork
+from quipu.actors.engine.peers.tcp_network import TcpNetwork
 from quipu.actors.engine.peers.unix_link import UnixNetwork
+from quipu.actors.fleet.processes.link_handshake import PEER_SECRET_BYTES
 from quipu.actors.messages.peers import Peer
 
 BLOCK_SIZE = 16
 NUM_DECODED = 6
 ROOT = Path(__file__).resolve().parents[2]
-LIMITS = {"moved_bytes": 0.5, "second_token": 2.0}
+LIMITS = {"moved_bytes": 0.5, "second_token": 2.0, "moved_bytes_tcp": 0.1, "second_token_tcp": 2.5}
 """The least share of a plain copy, and the most steps."""
+CARRIERS = {"unix": "", "tcp": "_tcp"}
+"""And what is appended to the names of their rows."""
+HOST = "127.0.0.1"
+
+
+def network_of(carrier: str, secret: bytes) -> PeerNetwork:
+    """Return the way to the other process; `secret` is what both have for TCP."""
+    return UnixNetwork() if carrier == "unix" else TcpNetwork(HOST, secret)
 
 
 def config_of(folder: Path, num_tokens: int) -> EngineConfig:
@@ -92,13 +105,17 @@ async def read_line(process: trio.Process, received: bytearray) -> dict[str, Any
 
 
 @asynccontextmanager
-async def prefill_side(folder: Path, core: int, num_tokens: int) -> AsyncIterator[PrefillSide]:
-    command = [sys.executable, "-m", "bench.apart.prefill_process", str(folder), str(core), str(num_tokens)]
+async def prefill_side(
+    folder: Path, core: int, num_tokens: int, carrier: str, secret: bytes
+) -> AsyncIterator[PrefillSide]:
+    command = [sys.executable, "-m", "bench.apart.prefill_process", str(folder), str(core), str(num_tokens), carrier]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = await trio.lowlevel.open_process(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment
     )
     try:
+        assert process.stdin is not None
+        await process.stdin.send_all(secret.hex().encode() + b"\n")
         received = bytearray()
         with trio.fail_after(120):
             address = (await read_line(process, received))["address"]
@@ -174,7 +191,13 @@ class PlainCopy:
 
 
 async def measure(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
-    """Return both rows."""
+    """Return both rows of each carrier."""
+    return [row for carrier in CARRIERS for row in await measure_carrier(carrier, num_tokens, rounds)]
+
+
+async def measure_carrier(carrier: str, num_tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Return both rows of one carrier."""
+    secret, suffix = secrets.token_bytes(PEER_SECRET_BYTES), CARRIERS[carrier]
     cores = sorted(os.sched_getaffinity(0))
     moved, ahead, copies = [], [], []
     with tempfile.TemporaryDirectory() as name:
@@ -183,8 +206,8 @@ async def measure(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
         os.sched_setaffinity(0, {cores[0]})
         try:
             async with (
-                prefill_side(folder, cores[-1], num_tokens) as other,
-                running(config_of(folder, num_tokens), UnixNetwork()) as engine,
+                prefill_side(folder, cores[-1], num_tokens, carrier, secret) as other,
+                running(config_of(folder, num_tokens), network_of(carrier, secret)) as engine,
             ):
                 num_bytes = engine.engine.executor.backend.memory_plan.block_bytes * (num_tokens // BLOCK_SIZE)
                 prompts, copy = Prompts(num_tokens), PlainCopy(num_bytes)
@@ -202,20 +225,20 @@ async def measure(num_tokens: int, rounds: int) -> list[dict[str, Any]]:
     steps = [one.second_s / one.step_s for one in ahead]
     return [
         {
-            "name": "moved_bytes",
+            "name": f"moved_bytes{suffix}",
             "value": memcpy_s / moved_s,
             "unit": "of a plain copy",
-            "limit": LIMITS["moved_bytes"],
+            "limit": LIMITS[f"moved_bytes{suffix}"],
             "tokens": num_tokens,
             "mib": num_bytes / 2**20,
             "moved_gb_per_s": num_bytes / moved_s / 1e9,
             "copied_gb_per_s": num_bytes / memcpy_s / 1e9,
         },
         {
-            "name": "second_token",
+            "name": f"second_token{suffix}",
             "value": statistics.median(steps),
             "unit": "steps after the first",
-            "limit": LIMITS["second_token"],
+            "limit": LIMITS[f"second_token{suffix}"],
             "most": max(steps),
             "second_ms": statistics.median(one.second_s for one in ahead) * 1000,
             "step_ms": statistics.median(one.step_s for one in ahead) * 1000,
