@@ -17,7 +17,6 @@ exits with an error only if one of them, or the last engine, keeps dying without
 The same actors run in both wirings: `single_loop` runs the engine in this event loop, over in-memory channels (tests,
 simulation); `split` runs it in a process of its own, over a socket pair (serving). Torch is loaded only where the
 engine runs. A server without engines has no checkpoint, and runs neither tokenizer nor router nor detokenizer.
-`upstream_wiring.py` connects the upstreams.
 """
 
 from __future__ import annotations
@@ -143,6 +142,8 @@ async def open_runtime(
         metrics=metrics.render,
         trouble=lambda: journal.trouble,
         max_open_requests=config.max_open_requests,
+        max_loras=config.engine.max_loras,
+        lora_modules=config.lora_modules,
     )
     sequences.on_unsent = lambda sequence_id: accounts.post(Unsent(sequence_id))
     sequences.on_resumed = metrics.count_resumed
@@ -249,6 +250,7 @@ async def open_runtime(
         keep("router", run_router, lambda: route_store.num_handled, record_router_death)
         keep("detokenizer", run_detokenizer, lambda: text_store.progress, text_store.record_death)
         await nursery.start(manager.run)
+        nursery.start_soon(desk.adapters.run)
         if config.autoscales:
             autoscaler = Autoscaler(
                 config, engines, manager, is_stopping=lambda: desk.is_draining, count_change=metrics.count_scaling
@@ -270,8 +272,7 @@ async def open_runtime(
 def single_loop(config: RuntimeConfig, info: ServingInfo, load_executor: Callable[..., Any] | None = None) -> Any:
     """Run everything in this event loop. Returns an async context manager that yields a `Runtime`."""
     engine = importlib.import_module(ENGINE)
-    loading = [load_executor] if load_executor else []
-    hosts = engine.loop_hosts(config.engine, *loading)
+    hosts = engine.loop_hosts(config.engine, *([load_executor] if load_executor else []))
     return open_runtime(config, info, hosts, make_renderer=InlineRenderer)
 
 

@@ -237,6 +237,10 @@ class EngineConfig(SpeculativeSettings):
     fake_replies: str | None = setting(None, "--fake-replies", group="executor")
     """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
     eos_token_ids: tuple[int, ...]
+    max_loras: int = 0
+    """Adapters that may be served at a time; 0: none."""
+    max_lora_rank: int = 16
+    """The highest rank of an adapter."""
     cpus: tuple[int, ...] | None = None
     """CPUs that the engine's process is pinned to, before it loads torch; None: not pinned."""
     num_sharing: int = 1

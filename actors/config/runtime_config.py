@@ -9,6 +9,8 @@ default, bounds and help. To add a setting, add one field and run `python -m scr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from .cluster_config import ClusterConfig
@@ -95,6 +97,8 @@ class RuntimeConfig:
         "(64 MiB at most); older ones are explained from their usage records",
         group="log",
     )
+    lora_modules: Mapping[str, str] = attrs.field(factory=dict)
+    """Folders of adapters that are loaded when the engines start, by the names under which they are served."""
     report_slots: int = 16
     """Step reports that may wait for the accountant, and token batches for the detokenizer."""
     max_open_requests: int = 4096

@@ -20,6 +20,7 @@ from ..grammars.grammar_gate import GrammarGate, WebMessage
 from ..kv_events.event_log import EventLog
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp, Reserve
+from ..messages.engine_adapters import AdapterLoaded, AdapterMessage, KeepAdapters, LoadAdapter, UnloadAdapter
 from ..messages.executor import ExecutorMessage
 from ..messages.handler import LookedUp
 from ..messages.mover import Lending, MoveNews, MoverMessage
@@ -28,7 +29,7 @@ from ..messages.scheduler import AnnounceKeys, Granted
 from ..messages.supervisor import EngineReady, Heartbeat
 from .block_manager.actor import answer_look_ups, end_moves, fetch_from_peers, lend_to_peers, run_block_manager
 from .block_manager.reservation import BlockManager
-from .executor.actor import delay_of_moves, run_executor, wait_until_idle
+from .executor.actor import delay_of_moves, run_adapters, run_executor, wait_until_idle
 from .executor.loading import load_executor, numerics_of
 from .executor.step_runner import Executor
 from .mover.actor import run_mover
@@ -47,7 +48,7 @@ PLAN_SLOTS = 4
 """Messages of one kind that may wait between two of the actors: more than are ever in flight."""
 
 
-EngineNews = StepReport | LookedUp
+EngineNews = StepReport | LookedUp | AdapterLoaded
 """What the actors send to the web side."""
 
 
@@ -110,6 +111,7 @@ class Engine:
         self.inbox: Channel[SchedulerMessage] = Channel(self._scheduler_config.max_num_seqs)
         self._look_ups: Channel[LookUp] = Channel(1)
         self._fetches: Channel[Fetch | EndFetch] = Channel(1)
+        self._adapters: Channel[AdapterMessage] = Channel(1)
         self._gate = GrammarGate(self.executor.prepare, self.inbox)
         self.batcher = Batcher(self._scheduler_config, trio.current_time)
 
@@ -125,13 +127,15 @@ class Engine:
         self._begin_incarnation()
         self.inbox.post(AnnounceKeys())
 
-    async def receive(self, message: WebMessage | LookUp | Fetch | EndFetch) -> None:
+    async def receive(self, message: WebMessage | LookUp | Fetch | EndFetch | AdapterMessage) -> None:
         """Pass on a message from the web side."""
         if isinstance(message, LookUp):
             self._look_ups.post(message)  # the web side limits how many there are
         elif isinstance(message, Fetch | EndFetch):
             if self._listener is not None:
                 self._fetches.post(message)  # at most two a sequence
+        elif isinstance(message, KeepAdapters | LoadAdapter | UnloadAdapter):
+            self._adapters.post(message)  # a few for each adapter
         else:
             await self._gate.send(message)
 
@@ -158,6 +162,7 @@ class Engine:
             nursery.start_soon(answer_look_ups, self.block_manager, self._look_ups, reports, moves)
             nursery.start_soon(run_scheduler, self.batcher, self.inbox, reserve, granted, plans, reports)
             nursery.start_soon(run_executor, self.executor, plans, self.inbox, moves)
+            nursery.start_soon(run_adapters, self.executor, self._adapters, plans, reports)
 
     def close(self) -> None:
         """Close the sockets for KV events and the files of tiers. To be called once the actors have ended."""

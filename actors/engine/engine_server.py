@@ -35,6 +35,7 @@ from ..fleet.processes.reconnection import Admission, Way, WayBack
 from ..fleet.processes.tcp_way import TcpWay
 from ..kv_events.event_log import KvEventsError
 from ..messages.accountant import StepReport
+from ..messages.engine_adapters import AdapterLoaded
 from ..messages.handler import LookedUp
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from ..shared.step_record import StepRecord
@@ -96,7 +97,7 @@ async def serve_process(stream: trio.SocketStream, incarnation: int, engine: Eng
                 is_reading = False
                 monitor.on_message()
                 for message in messages:
-                    if isinstance(message, EngineReady | EngineRefused | StepReport | LookedUp):
+                    if isinstance(message, EngineReady | EngineRefused | StepReport | LookedUp | AdapterLoaded):
                         name = type(message).__name__
                         raise RuntimeError(f"the engine received {name}, which only the engine sends")
                     if not isinstance(message, Heartbeat):

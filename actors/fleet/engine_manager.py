@@ -161,6 +161,7 @@ class EngineManager:
         log.info("engine.removed", engine_id=engine_id)
         self._router.post(EngineDown(engine_id, engine.health.incarnation))
         self._desk.sequences.lookups.on_engine_gone(engine_id)
+        self._desk.adapters.on_engine_gone(engine)
         self._desk.pool.remove(engine_id)
         for by_engine in (self.hosts, self._scopes, self._drains):
             by_engine.pop(engine_id, None)

@@ -28,6 +28,7 @@ import trio
 
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp
+from ..messages.engine_adapters import AdapterLoaded, KeepAdapters, LoadAdapter, UnloadAdapter
 from ..messages.handler import LookedUp
 from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
@@ -45,6 +46,10 @@ WireMessage = (
     | StepReport
     | LookedUp
     | Heartbeat
+    | KeepAdapters
+    | LoadAdapter
+    | UnloadAdapter
+    | AdapterLoaded
 )
 
 WIRE_TYPES: dict[int, type[WireMessage]] = {
@@ -59,6 +64,10 @@ WIRE_TYPES: dict[int, type[WireMessage]] = {
     10: LookedUp,
     12: Fetch,
     13: EndFetch,
+    14: KeepAdapters,
+    15: LoadAdapter,
+    16: UnloadAdapter,
+    17: AdapterLoaded,
 }
 _NUMBERS = {cls: number for number, cls in WIRE_TYPES.items()}
 SUBMIT_AGAIN = 7

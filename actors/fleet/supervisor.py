@@ -25,14 +25,17 @@ import trio
 from ..channel import Channel, EagerSender, Poster
 from ..config.runtime_config import RuntimeConfig
 from ..messages.accountant import EngineDied, StepReport
+from ..messages.engine_adapters import AdapterLoaded, AdapterMessage
 from ..messages.handler import LookedUp
 from ..messages.router import EngineDown, EngineUp
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
+from ..request_desk.adapters import AdapterRefused
 from ..request_desk.desk import RequestDesk
 from ..request_desk.engine_pool import EngineMessage, PooledEngine
 from ..request_desk.health import Health, State
 from ..request_desk.interface import describe_pool
 from ..router.route_store import RouterMessage
+from .agreement import Mismatch, check_numerics
 from .frames import Unreadable
 
 log = structlog.get_logger()
@@ -49,10 +52,6 @@ class EngineGivenUp(Exception):
 
 class EngineRefusal(EngineGivenUp):
     """No engine can serve with this configuration, or with the files as they are now; the message says why."""
-
-
-class Mismatch(Exception):
-    """An engine that is ready cannot serve beside the others."""
 
 
 @attrs.frozen
@@ -80,6 +79,11 @@ class EngineLink:
     _show_ready: Callable[[PooledEngine], object]
     _must_agree: bool = False
     """Refuse an engine whose results would differ from the others'."""
+    _connected: trio.Event = attrs.field(factory=trio.Event, init=False)
+    """Set once the engine can be told what it needs before it is ready."""
+    _before_ready: list[AdapterMessage] = attrs.field(factory=list, init=False)
+    _loaded: EngineReady | None = attrs.field(default=None, init=False)
+    """What the engine has said, while its adapters are still to be restored."""
     _ready: trio.Event = attrs.field(factory=trio.Event, init=False)
     refusal: str | None = attrs.field(default=None, init=False)
     has_progressed: bool = attrs.field(default=False, init=False)
@@ -93,6 +97,10 @@ class EngineLink:
 
         Until it is ready the engine holds nothing, so waiting messages survive an engine that dies while it loads.
         """
+        await self._connected.wait()
+        if self._before_ready:
+            messages, self._before_ready = self._before_ready, []
+            return list(messages)
         await self._ready.wait()
         return await self._desk.sequences.take_for(self._engine, self.incarnation)
 
@@ -107,7 +115,9 @@ class EngineLink:
                 case LookedUp():
                     self._desk.sequences.lookups.answer(message, self.engine_id)
                 case EngineReady():
-                    self._on_ready(message)
+                    self._on_loaded(message)
+                case AdapterLoaded():
+                    self._on_adapter(message)
                 case EngineRefused(reason):
                     self.refusal = reason
                 case Heartbeat():
@@ -128,10 +138,29 @@ class EngineLink:
         if not self._accountant.send_nowait(report):
             await self._accountant.send(report)
 
+    def _on_loaded(self, ready: EngineReady) -> None:
+        """Let the engine serve once it has the adapters that are served."""
+        if self._must_agree:
+            check_numerics(self._desk.pool, self._engine, ready)
+        self._before_ready = self._desk.adapters.restore(self._engine)
+        self._loaded = ready
+        self._connected.set()
+        self._serve_if_restored()
+
+    def _on_adapter(self, message: AdapterLoaded) -> None:
+        try:
+            self._desk.adapters.answer(self._engine, message)
+        except AdapterRefused as error:
+            raise Mismatch(str(error)) from None
+        self._serve_if_restored()
+
+    def _serve_if_restored(self) -> None:
+        if self._loaded is not None and self._desk.adapters.is_restored(self._engine):
+            ready, self._loaded = self._loaded, None
+            self._on_ready(ready)
+
     def _on_ready(self, ready: EngineReady) -> None:
         engine, desk = self._engine, self._desk
-        if self._must_agree:
-            self._check_numerics(ready)
         engine.ready = ready
         engine.health = Health(State.READY, self.incarnation, "")
         engine.note_gone()
@@ -152,14 +181,6 @@ class EngineLink:
         )
         self._ready.set()
 
-    def _check_numerics(self, ready: EngineReady) -> None:
-        for other in self._desk.pool:
-            if (its := other.ready) is None or other is self._engine or other.is_given_up:
-                continue
-            if its.numerics != ready.numerics:
-                ours, theirs = _arithmetic(self._engine, ready), _arithmetic(other, its)
-                raise Mismatch(f"engines would compute different bits: {ours}, and {theirs}")
-
     @property
     def is_ready(self) -> bool:
         """Whether the engine has loaded."""
@@ -173,13 +194,6 @@ class EngineLink:
         """Note that the engine cannot be reached any more. How it ended is determined next."""
         self._engine.health = Health(State.RESTARTING, self.incarnation, reason)
         self._router.post(EngineDown(self._engine.engine_id, self.incarnation))
-
-
-def _arithmetic(engine: PooledEngine, ready: EngineReady) -> str:
-    weights = ready.weights and f"weights {ready.weights}"
-    kv = None if ready.kv_cache_dtype in (None, ready.dtype) else f"{ready.kv_cache_dtype} KV"
-    parts = (ready.backend, ready.library, ready.dtype, weights, kv, ready.instruction_set, ready.determinism)
-    return f"engine {engine.engine_id} has numerics {ready.numerics} ({', '.join(part for part in parts if part)})"
 
 
 class EngineHost(Protocol):
@@ -258,6 +272,7 @@ class Supervisor:
         engine, sequences = self._engine, self._desk.sequences
         held = sequences.held_by(incarnation)
         sequences.lookups.on_engine_gone(engine.engine_id)
+        self._desk.adapters.on_engine_gone(engine)
         engine.num_deaths += 1
         engine.note_gone()
         engine.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)

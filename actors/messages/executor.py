@@ -7,6 +7,8 @@ chunk of their known tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from quipu.kernels.step_types import SequenceKind
@@ -72,7 +74,15 @@ class Barrier(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-ExecutorMessage = StepPlan | Barrier
+class DropAdapter(msgspec.Struct, frozen=True, gc=False):
+    """Unload an adapter once every plan that was sent before is done."""
+
+    digest: str
+    dropped: Callable[[], object]
+    """To be called, in the event loop, afterwards."""
+
+
+ExecutorMessage = StepPlan | Barrier | DropAdapter
 
 
 class ToScore(msgspec.Struct, frozen=True, gc=False):

@@ -24,6 +24,7 @@ from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
+from .adapters import Adapters
 from .engine_pool import EnginePool
 from .health import EngineStatus, Health, State, Withheld
 from .interface import DeskClosed, EngineControl, Explain, Forwarding, PromptLookUp, ServingInfo
@@ -51,9 +52,22 @@ class RequestDesk:
         metrics: Callable[[], bytes],
         trouble: Callable[[], str | None] = lambda: None,
         max_open_requests: int,
+        max_loras: int = 0,
+        lora_modules: Mapping[str, str] | None = None,
     ) -> None:
+        """`lora_modules`: folders of adapters by name, `max_loras` of which may be served; 0: none."""
         self.info = info
         self.sequences = sequences
+        self.adapters = Adapters(
+            engines,
+            max_loras=max_loras,
+            modules=lora_modules or {},
+            is_used=self._uses_adapter,
+            until_released=sequences.until_released,
+            note_released=sequences.note_released,
+        )
+        self.adapters.on_changed = self._show_adapters
+        self.adapters.on_lost = self._fail_adapter
         self.pool = engines
         self.control: EngineControl
         """What starts and ends engines; set when it runs."""
@@ -89,8 +103,11 @@ class RequestDesk:
             raise DeskClosed("The server is shutting down.")
         if isinstance(request, Encode) and (health := self.health_of_engines()).state is State.FAILED:
             raise DeskClosed(f"The engine has failed: {health.detail}")
+        adapter = request.adapter if isinstance(request, Encode) else ""
+        if adapter and not self.adapters.may_use(adapter):
+            raise DeskClosed("The adapter was unloaded while this request arrived.")
         self._check_room()
-        opened = self._open[request.request_id] = OpenRequest(request.request_id, self, request)
+        opened = self._open[request.request_id] = OpenRequest(request.request_id, self, request, adapter=adapter)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         seed = recorded_seed(request.sampling.seed) if isinstance(request, Encode) else None
         account = OpenAccount(request.request_id, endpoint, trio.current_time(), opened.mailbox, caller, seed)
@@ -137,6 +154,8 @@ class RequestDesk:
         self._accountant.post(Left(request_id, tuple(request.submitted_ids)))
         if not self._open:
             self._idle.set()
+        if request.adapter:
+            self.sequences.note_released()
 
     def reset_prefix_cache(self) -> None:
         self.sequences.post(ResetPrefixCache())
@@ -173,6 +192,18 @@ class RequestDesk:
 
     def engines(self) -> tuple[EngineStatus, ...]:
         return tuple(engine.status() for engine in self.pool)
+
+    # ------------------------------------------------------------ adapters
+
+    def _uses_adapter(self, digest: str) -> bool:
+        return any(opened.adapter == digest for opened in self._open.values()) or self.sequences.has_adapter(digest)
+
+    def _show_adapters(self) -> None:
+        self.info = attrs.evolve(self.info, adapters=self.adapters.served())
+
+    def _fail_adapter(self, digest: str, reason: str) -> None:
+        ids = [opened.request_id for opened in self._open.values() if opened.adapter == digest]
+        self.fail_requests(f"The adapter of this request cannot be loaded any more: {reason}", ids)
 
     # ------------------------------------------------------------ for the tokenizer
 

@@ -17,6 +17,7 @@ from ..channel import Channel
 from ..config.engine_roles import EngineRole
 from ..messages.accountant import StepReport
 from ..messages.block_manager import LookUp
+from ..messages.engine_adapters import AdapterMessage
 from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
@@ -24,7 +25,7 @@ from .health import EngineState, EngineStatus, Health, State, UnknownEngine
 
 SequenceMessage = Submit | Abort | ResetPrefixCache | LookUp
 """What the router receives for engines..."""
-EngineMessage = SequenceMessage | Fetch | EndFetch
+EngineMessage = SequenceMessage | Fetch | EndFetch | AdapterMessage
 """...and what engines receive."""
 
 
@@ -56,6 +57,8 @@ class PooledEngine(PoolMember):
     num_running: int = 0
     num_waiting: int = 0
     num_used_blocks: int = 0
+    adapters: set[str] = attrs.field(factory=set)
+    """Digests of the adapters that it has loaded."""
     num_computed_tokens: int = 0
     """Over all its incarnations."""
 

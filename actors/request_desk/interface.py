@@ -25,6 +25,7 @@ from ..messages.prompts import PartSpan, Prompt
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
+from .adapters import Adapter, Adapters
 from .health import DrainMode, EngineStatus, Health
 from .mailbox import Mailbox
 from .upstream_pool import UpstreamPool
@@ -69,6 +70,8 @@ class ServingInfo:
     """Prompts of requests that are passed on are tokenized here, for an estimate of what upstreams have cached."""
     passed_on: Mapping[str, int | None] = attrs.field(factory=dict)
     """Models whose requests are passed on to upstreams, and their context lengths if they are known."""
+    adapters: Mapping[str, Adapter] = attrs.field(factory=dict)
+    """Adapters of the model, by the names under which requests may ask for them."""
     shared: frozenset[str] = frozenset()
     """Models of this server's engines that upstreams serve, too."""
 
@@ -193,6 +196,10 @@ class Desk(Protocol):
     @property
     def control(self) -> EngineControl:
         """What starts and ends engines, where there are any."""
+
+    @property
+    def adapters(self) -> Adapters:
+        """What loads and unloads adapters."""
 
     def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ..., /) -> Ticket:
         """Open a request and its account; `request.request_id` comes from `new_request_id`. Raises DeskClosed."""

@@ -6,13 +6,21 @@ Used by `live_sequences.py`, which owns it all. Synchronous.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import attrs
 
 from ..messages.peers import Peer
+from ..messages.router import SequenceEnded
 from ..messages.scheduler import Submit
-from .engine_pool import PooledEngine
+from .engine_pool import PooledEngine, SequenceMessage
 from .open_requests import OpenRequest
+
+
+class RouterInbox(Protocol):
+    def post(self, item: SequenceMessage | SequenceEnded, /) -> None: ...
+
+    def post_first(self, items: Sequence[SequenceMessage], /) -> None: ...
 
 
 @attrs.frozen

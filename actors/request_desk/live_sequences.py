@@ -14,8 +14,7 @@ if it is not resumed; a sequence is queued for, or held by, one engine at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import attrs
 import trio
@@ -24,17 +23,11 @@ from ..messages.block_manager import LookUp
 from ..messages.peers import Peer
 from ..messages.router import SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
-from .engine_pool import EngineMessage, PooledEngine, SequenceMessage
-from .live_sequence import FormerEngine, LiveSequence, TakenBack, submit_again
+from .engine_pool import EngineMessage, PooledEngine
+from .live_sequence import FormerEngine, LiveSequence, RouterInbox, TakenBack, submit_again
 from .lookups import Lookups
 from .open_requests import OpenRequest
 from .suspects import Suspects
-
-
-class RouterInbox(Protocol):
-    def post(self, item: SequenceMessage | SequenceEnded, /) -> None: ...
-
-    def post_first(self, items: Sequence[SequenceMessage], /) -> None: ...
 
 
 class LiveSequences:
@@ -262,6 +255,13 @@ class LiveSequences:
         """Have everybody who waits for an engine look again."""
         released, self._released = self._released, trio.Event()
         released.set()
+
+    async def until_released(self) -> None:
+        """Wait until `note_released` is called, which it is when a sequence ends."""
+        await self._released.wait()
+
+    def has_adapter(self, digest: str) -> bool:
+        return any(live.submit.adapter == digest for live in self._live.values())
 
     def requests_on(self, engine: PooledEngine) -> set[str]:
         return {live.request_id for live in self._live.values() if live.engine_id == engine.engine_id}

@@ -41,6 +41,8 @@ class OpenRequest:
     _desk: RequestHolder
     message: Encode | Forward | None = attrs.field(repr=False)
     """Dropped by who serves it: this object lives as long as the response, its prompts need not."""
+    adapter: str = ""
+    """Digest of its adapter."""
     mailbox: Mailbox = attrs.field(factory=Mailbox)
     submitted_ids: list[int] = attrs.field(factory=list)
     group_id: int = 0

@@ -15,6 +15,7 @@ import attrs
 from ..channel import Poster
 from ..messages.accountant import Refused, Routed, StepReport
 from ..messages.block_manager import LookUp
+from ..messages.engine_adapters import KeepAdapters, LoadAdapter, UnloadAdapter
 from ..messages.peers import EndFetch, Fetch
 from ..messages.router import EngineClosing, EngineDown, EngineUp, RoleChanged, SequenceEnded
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
@@ -117,6 +118,10 @@ class Dispatch:
         for message in queue.take_nowait():
             if isinstance(message, Fetch):
                 not_fetched.add(message.sequence_id)
+                continue
+            if isinstance(message, KeepAdapters | LoadAdapter | UnloadAdapter):
+                if engine_id in store.engines:
+                    queue.post(message)
                 continue
             if isinstance(message, EndFetch):
                 if engine_id in store.engines and message.sequence_id not in not_fetched:

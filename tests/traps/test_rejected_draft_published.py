@@ -1,7 +1,7 @@
 """Trap: a draft token that was not accepted is hashed, found by others, or billed.
 
-Other servers count drafts as completion tokens, or leave the KV of a rejected token in a block that is found later. Here
-the executor books rejected positions apart: they are in no block that is found, and in no number that is billed.
+Other servers count drafts as completion tokens, or leave the KV of a rejected token in a block that is found later.
+Here the executor books rejected positions apart: they are in no block that is found, and in no number that is billed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def numbers(answer: Answer) -> tuple[int, int, int, int]:
 
 
 async def test_nothing_of_it_is_found_or_billed(autojump_clock: trio.abc.Clock) -> None:
-    """A prompt that goes on where a draft was right finds its blocks, one that goes on with the draft's wrong tokens does
-    not, and every number but those of drafts is what it is without drafts."""
+    """A prompt that goes on where a draft was right finds its blocks, one that goes on with the draft's wrong tokens
+    does not, and every number but those of drafts is what it is without drafts."""
     prompt = prompt_of(40)
     async with small_runtime(fake_most_tokens=4, num_engines=1) as client:
         answer = await client.ask(prompt, max_tokens=NUM_TOKENS)

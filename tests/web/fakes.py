@@ -26,6 +26,7 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.adapters import Adapters
 from quipu.actors.request_desk.health import (
     DrainMode,
     EngineState,
@@ -39,6 +40,7 @@ from quipu.actors.request_desk.interface import DeskClosed, Explain, Forwarding,
 from quipu.actors.request_desk.mailbox import Mailbox
 from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText
+from tests.no_adapters import no_adapters
 
 NOBODY = Caller()
 INFO = ServingInfo(
@@ -214,6 +216,7 @@ class FakeDesk:
     explain: Explain = lambda request_id, tenant: None
     drains: list[tuple[int, DrainMode, float | None, bool]] = attrs.field(factory=list)
     """Ids, how, after how many seconds, and whether by force."""
+    adapters: Adapters = attrs.field(factory=no_adapters)
     why_no_roles: str = ""
     _num_ids: int = 0
 

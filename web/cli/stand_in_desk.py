@@ -21,6 +21,7 @@ from quipu.actors.messages.prompts import Prompt, TextPrompt
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.adapters import Adapters
 from quipu.actors.request_desk.health import EngineStatus, Health
 from quipu.actors.request_desk.interface import (
     Desk,
@@ -48,7 +49,7 @@ class StandInDesk:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.info: ServingInfo = attrs.evolve(
-            desk.info, model_names=(MODEL,), has_engines=True, passed_on={}, shared=frozenset()
+            desk.info, model_names=(MODEL,), has_engines=True, passed_on={}, shared=frozenset(), adapters={}
         )
         self.upstreams: Forwarding | None = None
         self.num_counted = 0
@@ -57,6 +58,10 @@ class StandInDesk:
     @property
     def cache(self) -> CacheWatch:
         return self._desk.cache
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._desk.adapters
 
     @property
     def explain(self) -> Explain:

@@ -17,15 +17,16 @@ import trio
 
 from quipu.kernels.fake import FakeBackend
 
-from ...channel import Poster, Receiver
-from ...messages.executor import Barrier, ExecutorMessage
+from ...channel import Poster, Receiver, Sender
+from ...messages.engine_adapters import AdapterLoaded, AdapterMessage, KeepAdapters, LoadAdapter
+from ...messages.executor import Barrier, DropAdapter, ExecutorMessage, StepPlan
 from ...messages.mover import BarrierPassed
 from ...messages.scheduler import StepResult
 from ...threads import run_in_thread
 from .plan_queue import PlanQueue, run_plans
 from .step_runner import Executor
 
-PassBarrier = Callable[[Barrier], None]
+PassBarrier = Callable[[Barrier | DropAdapter], None]
 
 THREAD_GRACE_S = 1.0
 """How long the shutdown of an engine waits for a pass that is still running."""
@@ -42,14 +43,52 @@ async def run_executor(
     `mover` receives the answers to barriers, if there are any.
     """
 
-    def pass_barrier(barrier: Barrier) -> None:
-        if mover is not None:
+    def pass_barrier(barrier: Barrier | DropAdapter) -> None:
+        if isinstance(barrier, DropAdapter):
+            barrier.dropped()
+        elif mover is not None:
             mover.post(BarrierPassed(barrier.number))
 
     if isinstance(executor.backend, FakeBackend):
         await _run_in_loop(executor, executor.backend, inbox, results, pass_barrier)
     else:
         await _run_in_thread(executor, inbox, results, pass_barrier)
+
+
+async def run_adapters(
+    executor: Executor,
+    inbox: Receiver[AdapterMessage],
+    plans: Poster[ExecutorMessage],
+    answers: Sender[AdapterLoaded],
+) -> None:
+    """Load and unload adapters, one after the other, until cancelled. No pass waits for an adapter that is read."""
+
+    async def drop(digest: str) -> None:
+        dropped = trio.Event()
+        plans.post(DropAdapter(digest, dropped.set))
+        await dropped.wait()
+
+    while True:
+        for message in await inbox.receive_all():
+            match message:
+                case LoadAdapter():
+                    await answers.send(await _load_adapter(executor, message))
+                case KeepAdapters():
+                    for digest in executor.adapters.digests - set(message.digests):
+                        await drop(digest)
+                case _:
+                    await drop(message.digest)
+
+
+async def _load_adapter(executor: Executor, message: LoadAdapter) -> AdapterLoaded:
+    try:
+        if isinstance(executor.backend, FakeBackend):  # which allows a mock clock
+            digest = executor.adapters.load(message.folder, message.digest)
+        else:
+            digest = await run_in_thread(executor.adapters.load, message.folder, message.digest)
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        return AdapterLoaded(message.number, message.digest, str(error) or type(error).__name__)
+    return AdapterLoaded(message.number, digest)
 
 
 def delay_of_moves(executor: Executor) -> Callable[[], float] | None:
@@ -74,7 +113,9 @@ async def _run_in_loop(
     """Run plans without a thread, which allows a mock clock."""
     while True:
         for plan in await inbox.receive_all():
-            if isinstance(plan, Barrier):
+            if not isinstance(plan, StepPlan):
+                if isinstance(plan, DropAdapter):
+                    executor.adapters.drop(plan.digest)
                 pass_barrier(plan)
                 continue
             executor.begin(plan)

@@ -50,6 +50,9 @@ def backend_config_of(config: EngineConfig) -> BackendConfig:
         enforce_eager=config.enforce_eager,
         tensor_parallel_size=config.tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
+        # one more: while an adapter is replaced, both are loaded
+        max_loras=config.max_loras + 1 if config.max_loras else 0,
+        max_lora_rank=config.max_lora_rank,
     )
 
 

@@ -5,7 +5,7 @@ result, and the launch of the next one) then takes place while the next step, or
 that runs a pass while it is launched has nothing running when `launch` returns, and its steps are run one by one.
 
 What must always hold: results are handed on in the order of the plans; a barrier is passed once every plan before it is
-done; a message that was taken from the queue is handled, unless the executor raises.
+done, and an adapter is dropped then; a message that was taken from the queue is handled, unless the executor raises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
-from ...messages.executor import Barrier, ExecutorMessage
+from ...messages.executor import Barrier, DropAdapter, ExecutorMessage, StepPlan
 from ...messages.scheduler import StepResult
 from .launched_step import LaunchedStep
 from .step_runner import Executor
@@ -28,12 +28,14 @@ def run_plans(
     executor: Executor,
     work: PlanQueue,
     answer: Callable[[StepResult], object],
-    pass_barrier: Callable[[Barrier], object],
+    pass_barrier: Callable[[Barrier | DropAdapter], object],
 ) -> None:
     """Run plans until None is received."""
     message = _wait(executor, work)
     while message is not None:
-        if isinstance(message, Barrier):
+        if not isinstance(message, StepPlan):
+            if isinstance(message, DropAdapter):
+                executor.adapters.drop(message.digest)
             pass_barrier(message)
             message = _wait(executor, work)
             continue
@@ -63,7 +65,7 @@ def _launch_next(
             message = work.get(timeout=_POLL_S)
         except queue.Empty:
             continue
-        if message is None or isinstance(message, Barrier) or not executor.may_follow(running, message):
+        if not isinstance(message, StepPlan) or not executor.may_follow(running, message):
             waiting.append(message)
             return None
         executor.begin_behind(message)

@@ -30,7 +30,7 @@ from quipu.kernels.backend import Backend
 from quipu.kernels.draft_rows import ExpandedBatch
 from quipu.kernels.step_errors import is_context_lost, is_out_of_memory
 
-from ...messages.executor import Admit, StepPlan
+from ...messages.executor import StepPlan
 from ...messages.sampling import OutputGrammar
 from ...messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
 from ...shared.step_record import StepRecord
@@ -40,6 +40,7 @@ from .block_tags import BlockTags
 from .drafter import Drafts
 from .grammars import MaskMaker, NoMasks
 from .launched_step import LaunchedStep
+from .loaded_adapters import LoadedAdapters
 from .sequence_table import SequenceTable
 from .step_rows import StepRows
 
@@ -76,8 +77,8 @@ class Executor:
         self._sequences = self._table.states
         self._failed_generation = -1
         self._uncarried: set[int] = set()
-        """Sequences whose next input token is taken from the host, not from the device, because a pass raised or its
-        tokens were cut."""
+        """Sequences whose next input is taken from the host, because a pass raised or its tokens were cut."""
+        self.adapters = LoadedAdapters(backend)
         self.running_step: RunningStep | None = None
         """Set by `begin`; may be read from any thread."""
         self.thread: threading.Thread | None = None

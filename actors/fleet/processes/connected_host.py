@@ -20,8 +20,9 @@ import trio
 
 from ...messages.supervisor import Heartbeat
 from ...threads import is_out_of_memory
+from ..agreement import Mismatch
 from ..frames import FrameReader, FrameWriter, PeerGone, Unreadable, WireMessage
-from ..supervisor import Death, EngineLink, Mismatch
+from ..supervisor import Death, EngineLink
 from .engine_child import EngineChild
 from .greeting import OtherVersion, receive_greeting
 from .heartbeat import HEARTBEAT_INTERVAL_S, TICK_S, HeartbeatMonitor

@@ -19,6 +19,7 @@ from quipu.actors.fleet.cluster.manifest import PIECE_BYTES, Manifest, ManifestF
 from quipu.actors.fleet.cluster.ray_pieces import LocalPieces
 from quipu.actors.fleet.cluster.served_files import GGUF, INDEX, SERVED_FILES, SINGLE, list_served_files, open_unchanged
 from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.kernels.adapters.adapter_folder import CONFIG, WEIGHTS
 from tests.actors.fleet.cluster.folders import make_folder, make_index
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -34,8 +35,8 @@ def test_every_file_that_is_read_is_listed() -> None:
         if "demo" not in path.parts
         for name in re.findall(r"\"([\w.]+\.(?:json|jinja|safetensors|model|gguf|txt))\"", path.read_text())
     }
-    # the last one is a key in GGUF files
-    assert named == {*SERVED_FILES, SINGLE, GGUF, "tokenizer.ggml.model"}
+    # an adapter's files are not the checkpoint's, and the last one is a key in GGUF files
+    assert named == {*SERVED_FILES, SINGLE, GGUF, CONFIG, WEIGHTS, "tokenizer.ggml.model"}
 
 
 def test_only_served_files_are_listed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import structlog.testing
 import trio
 
+from quipu.actors.fleet.agreement import Mismatch
 from quipu.actors.fleet.cluster import remote_host, remote_process
 from quipu.actors.fleet.cluster.ray_messages import Ending, EngineOrder
 from quipu.actors.fleet.cluster.remote_host import parse_link_address
@@ -19,7 +20,7 @@ from quipu.actors.fleet.cluster.remote_process import RemoteProcess
 from quipu.actors.fleet.processes import link_port
 from quipu.actors.fleet.processes.connected_host import NotStarted
 from quipu.actors.fleet.processes.greeting import OtherVersion
-from quipu.actors.fleet.supervisor import EngineRefusal, Mismatch
+from quipu.actors.fleet.supervisor import EngineRefusal
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.health import EngineState
 from tests.links import make_link
