@@ -97,10 +97,7 @@ class Executor:
         return None if self._drafter is None else self._drafter.max_tokens
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]:
-        """Begin to compile a grammar that a plan will need. May be called from any thread.
-
-        The result is done as soon as plans no longer need to wait for the grammar.
-        """
+        """Begin to compile a grammar that a plan will need; done once plans need not wait for it. From any thread."""
         return self._masks.prepare(grammar)
 
     def warm_up(self) -> None:
