@@ -45,6 +45,11 @@ class Served:
     token_s: list[float] = attrs.field(factory=list)
     """When each came, from its submission."""
 
+    @property
+    def num_token_times(self) -> int:
+        """How many steps yielded a token for it."""
+        return len(set(self.token_s))
+
 
 class DrivenEngine:
     """An engine, and the place of the web side beside it."""
@@ -57,14 +62,16 @@ class DrivenEngine:
         """Blocks that were stored in a tier, and loaded from it."""
         self._next_id = 1
 
-    async def ask(self, *prompts: list[int], max_tokens: int = 1, **fields: Any) -> list[Served]:
+    async def ask(
+        self, *prompts: list[int], max_tokens: int = 1, temperature: float = 0.0, **fields: Any
+    ) -> list[Served]:
         """Serve prompts beside each other, to their ends. `fields`: further ones of each `Submit`."""
         started = time.perf_counter()
         served: dict[int, Served] = {}
         open_ids: set[int] = set()
         for prompt in prompts:
             keys = chain_keys(ROOT_KEY, prompt, self._block_size)
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+            sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=len(served))
             served[self._next_id] = Served(0.0, 0.0, 0, {}, submitted_at=started)
             open_ids.add(self._next_id)
             await self.engine.receive(Submit(self._next_id, prompt, ROOT_KEY, keys, sampling, **fields))

@@ -56,6 +56,7 @@ COMMANDS_HERE = {
     "bench.request_budget": ("--executor", "fake"),
     "bench.routing": (),
     "bench.sampling": (),
+    "bench.speculation": (),
     "bench.structured": (),
     "bench.tier_trace": (),
     "bench.tiers": (),

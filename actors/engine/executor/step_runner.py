@@ -69,7 +69,7 @@ class Executor:
         """Without `masks`, sequences whose output has to match a grammar fail."""
         self.backend = backend
         self._masks = masks or NoMasks()
-        self._drafter = drafter
+        self.drafter = drafter
         self._block_size = backend.memory_plan.block_size
         self.tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
         """Its record of the blocks, which the mover reads and extends."""
@@ -89,12 +89,12 @@ class Executor:
     @property
     def most_tokens(self) -> int:
         """The most tokens that a sequence may yield in a step."""
-        return 1 + (0 if self._drafter is None else self._drafter.max_depth)
+        return 1 + (0 if self.drafter is None else self.drafter.max_depth)
 
     @property
     def most_draft_tokens(self) -> int | None:
         """The most draft tokens that a step verifies, of all rows; None: as many as each may yield."""
-        return None if self._drafter is None else self._drafter.max_tokens
+        return None if self.drafter is None else self.drafter.max_tokens
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]:
         """Begin to compile a grammar that a plan will need; done once plans need not wait for it. From any thread."""
@@ -250,8 +250,8 @@ class Executor:
             masks=self._masks,
             copies=[(copy.source, copy.destination) for copy in step.copies.values()],
         )
-        if self._drafter is not None and rows.may_yield_several:
-            drafts = self._drafter.propose(rows, len(step.batch.token_ids))
+        if self.drafter is not None and rows.may_yield_several:
+            drafts = self.drafter.propose(rows, len(step.batch.token_ids))
             if drafts:
                 tokens = {row: draft.token_ids for row, draft in drafts.items()}
                 step.expanded = ExpandedBatch.of(step.batch, tokens)
@@ -273,11 +273,11 @@ class Executor:
             for token_id in token_ids:
                 state.append_output(token_id)
         self._uncarried.update(rows.ids[row] for row in tokens.cut_rows)
-        if self._drafter is not None and step.expanded is not None:
+        if self.drafter is not None and step.expanded is not None:
             for row in step.expanded.drafts:
                 # what the device holds is what the row of its last draft token drew
                 self._uncarried.add(rows.ids[row])
-                self._drafter.note_accepted(rows.ids[row], len(drawn.more.get(row, ())))
+                self.drafter.note_accepted(rows.ids[row], len(drawn.more.get(row, ())))
         self.tags.write(rows.states, rows.starts, ends, () if following is None else frozenset(following.writes))
         for state, end in zip(rows.states, ends, strict=True):
             state.num_computed = end
@@ -287,12 +287,12 @@ class Executor:
         """Forget what a plan says may be forgotten."""
         for sequence_id in plan.released_ids:
             self._release(sequence_id)
-        if plan.forgets_outputs and self._drafter is not None:
-            self._drafter.forget_outputs()
+        if plan.forgets_outputs and self.drafter is not None:
+            self.drafter.forget_outputs()
 
     def _release(self, sequence_id: int) -> None:
         state = self._table.release(sequence_id)
         if state is not None:
             self._uncarried.discard(sequence_id)
-            if self._drafter is not None:
-                self._drafter.release(sequence_id, state)
+            if self.drafter is not None:
+                self.drafter.release(sequence_id, state)

@@ -1,0 +1,1 @@
+"""Speculative decoding: what it finds in texts that repeat, and what it is worth."""

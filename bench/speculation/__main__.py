@@ -1,0 +1,67 @@
+"""Measure speculative decoding: tokens a pass on texts of the demo model, and what they are worth in a larger shape.
+
+    python -m bench.speculation [--json] [--quick] [--streams 1 8 32] [--tokens 128] [--rounds 5] [--cases 20]
+
+1. Tokens a pass, with `--speculative suffix`, where the demo model says words again, calls tools and writes JSON.
+2. Tokens a second in the shape of Qwen3-0.6B, with drafts as often right as those, beside the same engine without.
+3. The same for random text, where there is nothing to find: what looking for it costs.
+
+Texts with drafts are compared with those without, token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from functools import partial
+
+# the same setting as in the server's engine process; torch reads it once, when it loads
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+import attrs
+import trio
+
+from bench.shapes import TINY
+
+from .demo_texts import measure_texts
+from .drafted_engine import Gain, measure_gains
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure speculative decoding.")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--quick", action="store_true", help="smoke test: a tiny shape, few tokens")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=128, help="outputs of each stream (128)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", type=int, default=20, help="texts of each kind (20)")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.streams, arguments.tokens, arguments.rounds, arguments.cases = [1, 2], 16, 1, 1
+    texts = measure_texts(arguments.cases)
+    rates = {name: found.rates() for name, found in texts.items()}
+    gains: list[Gain] = []
+    for num_streams in arguments.streams:
+        measure = partial(measure_gains, num_streams, arguments.tokens, arguments.rounds, rates)
+        gains += trio.run(measure, TINY if arguments.quick else {})
+    if arguments.json:
+        rows = {name: attrs.asdict(found) | {"tokens_a_pass": found.tokens_a_pass} for name, found in texts.items()}
+        print(json.dumps({"texts": rows, "gains": [attrs.asdict(gain) for gain in gains]}))
+        return
+    print(f"{'text of the demo model':<24}{'tokens':>8}{'drafted':>9}{'accepted':>10}{'tokens a pass':>15}")
+    for name, found in texts.items():
+        print(
+            f"{name:<24}{found.num_tokens:>8}{found.num_drafted:>9}{found.num_accepted:>10}{found.tokens_a_pass:>15.2f}"
+        )
+    print(f"\n{'streams':<9}{'text':<24}{'tokens/s without':>17}{'with/without':>14}{'lowest':>8}{'tokens a pass':>15}")
+    for gain in gains:
+        print(
+            f"{gain.num_streams:<9}{gain.name:<24}{gain.num_plain_a_s:>17.1f}{gain.ratio:>14.3f}{gain.lowest:>8.3f}"
+            f"{gain.tokens_a_pass:>15.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""How many tokens a pass yields on texts of the demo model: words said again, calls of tools, JSON of one schema."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import attrs
+
+from bench.demo_client import Client, served
+from quipu.kernels.demo.text.chat_mixture import HELD_OUT
+from quipu.kernels.demo.text.chats import user
+from quipu.kernels.demo.text.json_answers import draw_json_task, json_messages
+from quipu.kernels.demo.text.repetition import WORDS
+from quipu.kernels.demo.text.tool_chats import draw_tool_task
+from quipu.kernels.demo.text.toolbox import offer_tools
+
+NUM_WORDS = 16
+NUM_ITEMS = 8
+Body = dict[str, Any]
+
+
+@attrs.frozen
+class Found:
+    """What the drafts of some requests were worth."""
+
+    num_tokens: int
+    num_drafts: int
+    num_drafted: int
+    num_accepted: int
+    accepted_at: tuple[int, ...]
+    """How often the first token of a draft was accepted, the second, and so on."""
+
+    @property
+    def tokens_a_pass(self) -> float:
+        return self.num_tokens / max(1, self.num_tokens - self.num_accepted)
+
+    def rates(self) -> list[float]:
+        """Return how likely each token of a draft is accepted, if those before it were."""
+        before = (self.num_drafts, *self.accepted_at)
+        return [at / max(1, earlier) for earlier, at in zip(before, self.accepted_at, strict=False)]
+
+
+def copy_editing(random: Random) -> Iterator[Body]:
+    """Ask for words again, three times in a chat, one of them changed each time."""
+    said = random.sample(WORDS, NUM_WORDS)
+    messages: list[Body] = []
+    for _ in range(3):
+        said[random.randrange(NUM_WORDS)] = random.choice(WORDS)
+        messages = [*messages, user(f"Repeat these words: {' '.join(said)}")]
+        yield {"messages": messages}
+        messages.append({"role": "assistant", "content": " ".join(said)})
+
+
+def predicted_edits(random: Random) -> Iterator[Body]:
+    """Ask for words again, and predict them with one of them changed."""
+    for body in copy_editing(random):
+        words = str(body["messages"][-1]["content"]).removeprefix("Repeat these words: ").split(" ")
+        words[random.randrange(NUM_WORDS)] = random.choice(WORDS)
+        yield body | {"prediction": {"type": "content", "content": " ".join(words)}}
+
+
+def agent_transcripts(random: Random) -> Iterator[Body]:
+    """Ask for what tools do, again and again in one chat, with their calls and results."""
+    offered = offer_tools(random)
+    messages: list[Body] = []
+    for _ in range(NUM_ITEMS):
+        task = draw_tool_task(random, offered)
+        messages = [*messages, user(task.request)]
+        yield {"messages": messages, "tools": task.schemas}
+        call = {"name": task.name, "arguments": json.dumps(task.arguments)}
+        messages.append(
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+        )
+        messages.append({"role": "tool", "tool_call_id": "c", "content": task.result})
+        yield {"messages": messages, "tools": task.schemas}
+        messages.append({"role": "assistant", "content": task.answer})
+
+
+def json_sets(random: Random) -> Iterator[Body]:
+    """Ask for objects with the fields of one schema."""
+    schema = draw_json_task(random).schema
+    num_found = 0
+    while num_found < NUM_ITEMS:
+        task = draw_json_task(random)
+        if task.schema["properties"].keys() >= {*list(schema["properties"])[:1]}:
+            num_found += 1
+            yield {"messages": json_messages(random, task)}
+
+
+TEXTS: dict[str, Callable[[Random], Iterator[Body]]] = {
+    "copy_editing": copy_editing,
+    "predicted_edits": predicted_edits,
+    "agent_transcripts": agent_transcripts,
+    "json_sets": json_sets,
+}
+
+
+def measure_texts(num_cases: int) -> dict[str, Found]:
+    """Serve the demo model with `suffix`, and return what its drafts are worth, by kind of text."""
+    found = {}
+    with served("demo", "--executor", "cpu", "--speculative", "suffix") as base_url:
+        client = Client(base_url)
+        for name, make in TEXTS.items():
+            before = _counters(base_url)
+            for case in range(num_cases):
+                for body in make(Random(f"{HELD_OUT} {name} {case}")):
+                    client.chat(**body)
+            found[name] = _difference(before, _counters(base_url))
+    return found
+
+
+def _counters(base_url: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"{base_url}/metrics") as response:
+        lines = [line for line in response.read().decode().splitlines() if line.startswith("quipu:")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def _difference(before: dict[str, float], after: dict[str, float]) -> Found:
+    def risen(name: str, label: str = "") -> int:
+        return sum(
+            int(value - before.get(series, 0))
+            for series, value in after.items()
+            if series.startswith(f"quipu:{name}_total{{") and label in series
+        )
+
+    accepted_at: list[int] = []
+    while at := risen("spec_decode_num_accepted_tokens_per_pos", f'position="{len(accepted_at)}"'):
+        accepted_at.append(at)
+    return Found(
+        num_tokens=risen("generation_tokens"),
+        num_drafts=risen("spec_decode_num_drafts"),
+        num_drafted=risen("spec_decode_num_draft_tokens"),
+        num_accepted=risen("spec_decode_num_accepted_tokens"),
+        accepted_at=tuple(accepted_at),
+    )

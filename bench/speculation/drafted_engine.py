@@ -1,0 +1,131 @@
+"""What drafts are worth in the shape of Qwen3-0.6B with dummy weights, beside the same engine without.
+
+Dummy weights repeat nothing of use, so what is drafted is what the engine without drafts has drawn, with wrong tokens
+as often as drafts of the demo model are wrong. How many are verified is decided as always.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import attrs
+
+from bench.driven_engine import DrivenEngine, Served, running
+from bench.shapes import QWEN3_06B as SHAPE
+from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.engine.executor.draft_lookup import MAX_MATCH, Draft, Tokens
+from quipu.actors.engine.executor.drafter import Drafter, SequenceDrafts
+from quipu.actors.engine.executor.sequence_state import SequenceState
+
+PROMPT_TOKENS = 128
+
+
+class ReplayingDrafter(Drafter):
+    """Drafts what a sequence is known to draw, and wrong tokens at given rates."""
+
+    def __init__(self, drafter: Drafter, rates: Sequence[float], known: Sequence[Sequence[int]]) -> None:
+        """`known`: prompts with the outputs that follow them."""
+        super().__init__(
+            max_depth=drafter.max_depth, max_tokens=drafter.max_tokens, shares_outputs=False, costs=drafter.costs
+        )
+        self._rates = rates
+        self._known = {tuple(tokens[:PROMPT_TOKENS]): list(tokens) for tokens in known}
+        self._random = Random(1)
+
+    def _find(self, drafts: SequenceDrafts, recent: Tokens | None, state: SequenceState, most: int) -> Draft | None:
+        known = self._known[tuple(state.tokens[:PROMPT_TOKENS])]
+        draft = known[len(state.tokens) : len(state.tokens) + most]
+        for at, rate in enumerate((*self._rates, *[0.0] * most)[: len(draft)]):
+            if self._random.random() >= rate:
+                draft[at] ^= 1
+        return Draft(draft, [1.0] * len(draft), MAX_MATCH) if draft else None
+
+
+@attrs.frozen
+class Gain:
+    num_streams: int
+    name: str
+    ratio: float
+    """Tokens a second with drafts, divided by those without: the median of rounds by turns."""
+    lowest: float
+    tokens_a_pass: float
+    num_plain_a_s: float
+
+
+def config_of(folder: Path, num_streams: int, num_tokens: int, speculative: str) -> EngineConfig:
+    length = PROMPT_TOKENS + num_tokens
+    blocks_each = -(-length // 16) + 3
+    return EngineConfig(
+        model_path=str(folder),
+        load_format="dummy",
+        executor="cpu",
+        block_size=16,
+        num_blocks=num_streams * blocks_each + 1,
+        max_num_seqs=num_streams,
+        max_num_batched_tokens=512,
+        max_model_len=length + 16,
+        eos_token_ids=(),
+        watermark=0.0,
+        speculative=speculative,
+    )
+
+
+async def measure_gains(
+    num_streams: int, num_tokens: int, num_rounds: int, rates: dict[str, list[float]], shape: dict[str, object]
+) -> list[Gain]:
+    """Serve streams with and without drafts, by turns, for each kind of text, and random text with `suffix`."""
+    random = Random(num_streams)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(SHAPE | shape))
+        vocab_size = int(str((SHAPE | shape)["vocab_size"]))
+        prompts = [[random.randrange(vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(num_streams)]
+
+        def config(speculative: str) -> EngineConfig:
+            return config_of(folder, num_streams, num_tokens, speculative)
+
+        async with running(config("off")) as plain, running(config("suffix")) as drafting:
+            drafter = drafting.engine.executor.drafter
+            assert isinstance(drafter, Drafter)
+            outputs = [one.token_ids for one in await plain.ask(*prompts, max_tokens=num_tokens)]
+            await drafting.ask(*prompts, max_tokens=num_tokens)
+            known = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+            gains = []
+            for kind, of_kind in rates.items():
+                drafting.engine.executor.drafter = ReplayingDrafter(drafter, of_kind, known)
+                gains.append(await _compare(kind, plain, drafting, prompts, num_tokens, num_rounds, temperature=0.0))
+            drafting.engine.executor.drafter = drafter
+            gains.append(await _compare("random", plain, drafting, prompts, num_tokens, num_rounds, temperature=1.0))
+    return gains
+
+
+async def _compare(
+    name: str,
+    plain: DrivenEngine,
+    drafting: DrivenEngine,
+    prompts: list[list[int]],
+    num_tokens: int,
+    num_rounds: int,
+    *,
+    temperature: float,
+) -> Gain:
+    ratios, rates, passes = [], [], []
+    for _ in range(num_rounds):
+        without = await plain.ask(*prompts, max_tokens=num_tokens, temperature=temperature)
+        with_drafts = await drafting.ask(*prompts, max_tokens=num_tokens, temperature=temperature)
+        assert [one.token_ids for one in without] == [one.token_ids for one in with_drafts], "drafts changed a text"
+        rates.append(_tokens_a_s(without))
+        ratios.append(_tokens_a_s(with_drafts) / rates[-1])
+        passes.append(num_tokens / statistics.mean(one.num_token_times for one in with_drafts))
+    return Gain(len(prompts), name, statistics.median(ratios), min(ratios), statistics.mean(passes), max(rates))
+
+
+def _tokens_a_s(served: list[Served]) -> float:
+    """Return the tokens a second of all streams, from the last stream's first token on."""
+    start, end = max(one.first_token_s for one in served), max(one.end_s for one in served)
+    return sum(sum(at > start for at in one.token_s) for one in served) / (end - start)
