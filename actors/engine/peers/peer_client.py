@@ -26,7 +26,10 @@ from .peer_server import LONGEST_WAIT_S, Call
 
 SILENCE_S: Final = 10.0
 """How long a peer that need not wait for anything may send nothing."""
-CONNECT_S: Final = 10.0
+CONNECT_S: Final = 5.0
+SHORTEST_PAUSE_S: Final = 1.0
+PAUSES: Final = 10
+"""How many times as long as a vain attempt to connect has taken none follows: sequences wait for each."""
 COPIED_TOGETHER: Final = 2
 """Buffers that are emptied at a time for one fetch: what surrounds a copy takes no time then."""
 
@@ -66,6 +69,14 @@ class _Beginning:
     is_ended: bool = False
 
 
+@attrs.frozen
+class _Vain:
+    """An attempt to connect that failed."""
+
+    reason: str
+    retry_at: float
+
+
 @attrs.define(eq=False)
 class _Arrived:
     """What has come for one move."""
@@ -101,6 +112,8 @@ class PeerClient:
         self._nursery = nursery
         self._connections: dict[str, _Connection] = {}
         self._connecting: dict[str, trio.Lock] = {}
+        self._vain: dict[str, _Vain] = {}
+        """The last attempt, if it failed, by the address."""
         self._beginning: dict[int, _Beginning] = {}
         """By the number of the move, until they have a connection."""
         self._fetches: dict[int, _Fetch] = {}
@@ -219,18 +232,31 @@ class PeerClient:
         async with self._connecting.setdefault(address, trio.Lock()):
             if (connection := self._connections.get(address)) is not None:
                 return connection
-            with trio.move_on_after(CONNECT_S):
-                link = await self._network.connect(address)
-                try:
-                    hello = await link.receive()
-                    self._check(hello)
-                except BaseException:
-                    with trio.CancelScope(shield=True):
-                        await link.close()
-                    raise
-                connection = self._connections[address] = _Connection(link)
-                self._nursery.start_soon(self._read, address, connection)
-                return connection
+            begun = trio.current_time()
+            if (vain := self._vain.pop(address, None)) is not None and begun < vain.retry_at:
+                self._vain[address] = vain
+                raise LinkLost(f"no connection a moment ago: {vain.reason}")
+            try:
+                link = await self._connect(address)
+            except (LinkLost, OSError) as error:
+                now = trio.current_time()
+                self._vain[address] = _Vain(str(error), now + max(SHORTEST_PAUSE_S, PAUSES * (now - begun)))
+                raise
+            connection = self._connections[address] = _Connection(link)
+            self._nursery.start_soon(self._read, address, connection)
+            return connection
+
+    async def _connect(self, address: str) -> PeerLink:
+        with trio.move_on_after(CONNECT_S):
+            link = await self._network.connect(address)
+            try:
+                hello = await link.receive()
+                self._check(hello)
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await link.close()
+                raise
+            return link
         raise LinkLost(f"no connection within {CONNECT_S:g} s")
 
     def _check(self, hello: object) -> None:

@@ -189,10 +189,10 @@ async def test_silent_peer_is_given_up(autojump_clock: trio.testing.MockClock) -
 
 
 class SlowNetwork(FaultyNetwork):
-    """Takes five seconds to connect."""
+    """Takes three seconds to connect."""
 
     async def connect(self, address: str) -> PeerLink:
-        await trio.sleep(5)
+        await trio.sleep(3)
         return await super().connect(address)
 
 
@@ -202,6 +202,32 @@ async def test_arrives_while_it_is_connected(at: int, autojump_clock: trio.testi
     begun = trio.current_time()
     await move_once(SlowNetwork("stands still", at), is_ahead=True)
     assert trio.current_time() - begun < 60 + 2 * 40
+
+
+class Unreachable(FaultyNetwork):
+    """Connects to nobody, and does not say so."""
+
+    num_attempts = 0
+
+    async def connect(self, address: str) -> PeerLink:
+        self.num_attempts += 1
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def test_unreachable_peer_is_left_alone(autojump_clock: trio.testing.MockClock) -> None:
+    """An engine that cannot be reached delays the prompts of one attempt; the next one follows much later."""
+    network = Unreachable()
+    async with open_sides(2, network) as (prefill, decode):
+        for sequence_id, pause_s, num_attempts in ((1, 0, 1), (2, 0, 1), (3, 40, 1), (4, 40, 2), (5, 0, 2)):
+            await trio.sleep(pause_s)
+            prompt = [sequence_id, *PROMPT]
+            first = await prefill.serve(sequence_id, prompt, ends_after_prefill=True)
+            fields = {"output_token_ids": first.tokens, "is_resumed": True, "peer": prefill.peer}
+            rest = await decode.serve(sequence_id, prompt, **fields)
+            assert first.tokens + rest.tokens == continuation(prompt, 6)
+            assert network.num_attempts == num_attempts
+        await at_rest(prefill, decode)
 
 
 async def test_ends_while_it_is_connected(autojump_clock: trio.testing.MockClock) -> None:
