@@ -1,13 +1,14 @@
 """Engines on two machines, as two network namespaces: under load, with engines killed and the cable unplugged.
 
-    python -m tests.nodes [--minutes 2] [--seed N] [--json]
+    python -m tests.nodes [--minutes 2] [--apart] [--seed N] [--json]
 
 `make test-nodes` runs this; it needs root, `ip` and Ray. The web process, the head of the Ray cluster and one engine
 are on the first machine, the other engine on the second, which does not have the checkpoint: it is shipped there
 (`--ray-ship-weights`). OpenAI's and Anthropic's clients send requests on the first machine while engines are killed or
 paused, keepers are killed, and the cable is unplugged, for a moment or for longer than the host waits for an engine.
-Every answer is compared with the undisturbed one, and every record with the answer. The exit code is 1 if anything was
-lost, doubled, disputed or wrong, and 2 if this machine cannot run it.
+With `--apart`, one engine computes prompts and the other continues them, and fetches their blocks over the cable. Every
+answer is compared with the undisturbed one, and every record with the answer. The exit code is 1 if anything was lost,
+doubled, disputed or wrong, and 2 if this machine cannot run it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
@@ -45,6 +47,8 @@ from tests.tiny import TINY
 ENGINE = "quipu.actors.fleet.processes.engine_process"
 NUM_CLIENTS = 8
 LONG = 60
+ALIKE = ("--engines", "ray:2")
+APART = ("--engines", "ray:prefill:1,decode:1", "--prefill-local-tokens", "0")
 READY_S = 120.0
 KINDS = ("engine killed", "engine paused", "keeper killed", "cable cut", "cable cut for long")
 SHORT_CUT_S, LONG_CUT_S = (1.0, 6.0), (20.0, 25.0)
@@ -54,6 +58,7 @@ SHORT_CUT_S, LONG_CUT_S = (1.0, 6.0), (20.0, 25.0)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.nodes", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=2.0, help="(default: %(default)s)")
+    parser.add_argument("--apart", action="store_true", help="prefill on one machine, decode on the other")
     parser.add_argument("--seed", type=int, default=None, help="default: random")
     parser.add_argument("--json", action="store_true", help="print the report alone")
     arguments = parser.parse_args()
@@ -66,14 +71,17 @@ def main() -> int:
         checkpoint = Path(folder, "checkpoint")
         shutil.copytree(TINY, checkpoint)
         other.start_ray("--address", f"{one.address}:{GCS_PORT}", hides=checkpoint)
-        report = run(one, other, Path(folder), 60 * arguments.minutes, seed, quiet=arguments.json)
+        engines = APART if arguments.apart else ALIKE
+        report = run(one, other, Path(folder), 60 * arguments.minutes, seed, engines, quiet=arguments.json)
     print(json.dumps(report, indent=None if arguments.json else 2))
     return 1 if report["problems"] else 0
 
 
-def run(one: Machine, other: Machine, folder: Path, seconds: float, seed: int, *, quiet: bool) -> dict[str, Any]:
-    """Serve on both machines, disturb them, and return the report."""
-    process, server = start_server(one, folder)
+def run(
+    one: Machine, other: Machine, folder: Path, seconds: float, seed: int, flags: Sequence[str], *, quiet: bool
+) -> dict[str, Any]:
+    """Serve on both machines with engines as `flags` say, disturb them, and return the report."""
+    process, server = start_server(one, folder, flags)
     tally, timeline, stopping, rng = Tally(), Timeline(), threading.Event(), random.Random(seed)
     try:
         wait_all_ready(server, 2, READY_S)
@@ -116,8 +124,12 @@ def run(one: Machine, other: Machine, folder: Path, seconds: float, seed: int, *
     resumed = sum(value for name, value in metrics.items() if name.startswith("requests_resumed_total"))
     deaths = [its["deaths"] for its in engines]
     stale = metrics.get("stale_frames_total", 0)
+    moved = sum(value for name, value in metrics.items() if name.startswith("moved_tokens_total"))
+    if flags == APART and not moved:
+        problems.append("no blocks were moved")
     return report | {
         "seed": seed,
+        "moved_tokens": moved,
         "resumed": resumed,
         "deaths": deaths,
         "stale_frames": stale,
@@ -139,12 +151,12 @@ def shipped_files(machine: Machine) -> dict[str, str]:
     return contents(found[0]) if found else {}
 
 
-def start_server(one: Machine, folder: Path) -> tuple[subprocess.Popen[bytes], Server]:
+def start_server(one: Machine, folder: Path, engines: Sequence[str]) -> tuple[subprocess.Popen[bytes], Server]:
     """Start the server on the first machine; this process goes there, too, so that its clients reach it."""
     join_namespace(one.namespace)
     log_path = folder / "log"
     flags = [str(folder / "checkpoint"), "--served-model-name", "demo", "--ray-ship-weights"]
-    flags += ["--engines", "ray:2", "--ray-address", f"{one.address}:{GCS_PORT}", "--port", "8000", *FAKE]
+    flags += [*engines, "--ray-address", f"{one.address}:{GCS_PORT}", "--port", "8000", *FAKE]
     command = [sys.executable, "-c", "import sys; from quipu.web.cli.cli import main; sys.exit(main())"]
     with log_path.open("wb") as log:
         process = subprocess.Popen([*command, *serve_command(*flags)], cwd=folder, stdout=log, stderr=log)
