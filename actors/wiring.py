@@ -176,7 +176,7 @@ async def open_runtime(
         entry_store.cache.on_engine_gone(engine_id)
         forget_host(engine_id)
 
-    metrics.show_pool(engines)
+    metrics.show_pool(engines, lambda: desk.info.adapters)
     news = NewsInbox(route_store, routes)
     desk.control = manager = EngineManager(
         config, make_host, desk, accounts, news, show_ready=show_ready, show_removed=show_removed

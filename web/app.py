@@ -16,6 +16,7 @@ from quart_trio.wrappers import TrioRequest
 
 from quipu.actors.request_desk.interface import Desk
 
+from .api.admin.adapter_routes import install_adapter_routes
 from .api.admin.engines import install_engines
 from .api.admin.organization_usage import install_organization_usage
 from .api.admin.prices import PriceList
@@ -102,6 +103,7 @@ def make_app(
     install_models(app, desk)
     install_admin(app, desk, keys)
     install_engines(app, desk)
+    install_adapter_routes(app, desk, options)
     install_cache_stats(app, desk)
     install_explain(app, desk, usage)
     install_cache_tree(app, desk)

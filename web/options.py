@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 
 from .auth.browser_rules import BrowserRules
@@ -27,6 +29,8 @@ class AppOptions:
     """Largest body of one request; a larger one is answered with 413."""
     max_body_memory_bytes: int = 256 << 20
     """Memory of all bodies in progress, as received and as parsed; beyond it requests are answered with 503."""
+    lora_dir: Path | None = None
+    """Where adapters must lie that clients load. None: they load none."""
     body_timeout_s: float = 60.0
     """How long a body may take to arrive."""
     max_sequences: int = 512

@@ -240,12 +240,7 @@ class Account:
         opened, caller, unix = self._opened, self._opened.caller, self._unix_offset_s
         return UsageRecord(
             request_id=opened.request_id,
-            client_request_id=caller.client_request_id,
-            idempotency_key=caller.idempotency_key,
-            idempotency_digest=caller.idempotency_digest,
-            tenant=caller.tenant,
-            key_id=caller.key_id,
-            model=caller.model,
+            **attrs.asdict(caller),
             endpoint=opened.endpoint,
             received_at=opened.received_at + unix,
             admitted_at=None if self.admitted_at is None else self.admitted_at + unix,

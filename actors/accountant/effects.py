@@ -245,6 +245,8 @@ class SideEffects:
             problems = account.problems()
             log.error("account.disputed", request_id=record.request_id, problems=problems, record=fields_of(record))
         metrics.requests.inc(1, engine_id, record.outcome)
+        if record.adapter is not None:
+            metrics.adapter_requests.inc(1, engine_id, record.model)
         metrics.generation_tokens.inc(record.completion_tokens, engine_id)
         metrics.recomputed_tokens.inc(record.recomputed_tokens, engine_id)
         for receiver_id, num_tokens in account.moved.items():

@@ -50,6 +50,9 @@ def explanation_of(record: UsageRecord, prompts: Iterable[ExplainedPrompt], *, i
         prompts=tuple(prompts),
         cached_by_tier=record.cached_by_tier,
         has_reasoning=record.reasoning_tokens > 0,
+        model=record.model,
+        adapter=record.adapter,
+        parent=record.parent,
     )
 
 

@@ -7,7 +7,7 @@ request's numbers have that of its first admission (`collectors.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -17,8 +17,10 @@ from ..cache_insight.cache_watch import CacheWatch
 from ..messages.accountant import StepReport
 from ..messages.outcomes import Outcome
 from ..messages.tiers import Tier
+from ..request_desk.adapters import Adapter
 from ..request_desk.engine_pool import EnginePool
 from .account_entries import Drafted
+from .adapter_metrics import AdapterInfo
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, EngineText, Value
 from .prompt_account import TIERS, UNATTRIBUTED
 from .tier_metrics import TierMetrics
@@ -64,6 +66,7 @@ class Metrics:
         self.stale_frames = counter("stale_frames", "Frames refused, because they came from a dead incarnation.")
         self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
         self.requests = counter("requests", "Requests by outcome.", "outcome", tuple(map(str, Outcome)))
+        self.adapter_requests = counter("adapter_requests", "Requests by the adapter that they named.", "adapter", ())
         self._resumed = self._server_counter(
             "quipu:requests_resumed",
             "Requests that the next engine went on with after theirs had died.",
@@ -172,8 +175,8 @@ class Metrics:
         """Show how the prefix cache was used lately."""
         self.registry.register(CacheCollector(self._model, cache))
 
-    def show_pool(self, pool: EnginePool) -> None:
-        """Show how many engines there are, and what each is for, whenever metrics are read."""
+    def show_pool(self, pool: EnginePool, adapters: Callable[[], Mapping[str, Adapter]] = dict) -> None:
+        """Show how many engines there are, what each is for, and their adapters, whenever metrics are read."""
 
         def roles() -> Mapping[int, str]:
             return {engine.engine_id: engine.role for engine in pool}
@@ -181,6 +184,7 @@ class Metrics:
         self.engines_desired.set_function(lambda: pool.num_desired)
         self.engines_ready.set_function(lambda: pool.num_ready)
         self.registry.register(EngineText("engine_role", "What the engine is for.", self._labels, "role", roles))
+        self.registry.register(AdapterInfo(self._model, adapters))
 
     def count_cached(self, by_tier: Mapping[str, int], engine_id: int | None) -> None:
         for tier, num_tokens in by_tier.items():

@@ -200,6 +200,25 @@ class EngineConfig(SpeculativeSettings):
         help="maximum number of prompt tokens that wait for admission, likewise",
         resolved="2048 for each sequence that may wait by default, at least eight prompts of maximum length",
     )
+    max_loras: int = setting(
+        0,
+        "--max-loras",
+        minimum=1,
+        metavar="N",
+        help="maximum number of adapters that are served at a time; each engine keeps memory for one more",
+        resolved="4 with adapters, or as many as --lora-modules names",
+        group="adapters",
+    )
+    max_lora_rank: int = setting(
+        0,
+        "--max-lora-rank",
+        minimum=1,
+        maximum=512,
+        metavar="RANK",
+        help="highest rank of an adapter; memory for adapters grows with it",
+        resolved="16 with adapters",
+        group="adapters",
+    )
     kv_events: KvEventsConfig | None = setting(  # noqa: RUF009 -- declares the field; called once
         None,
         "--kv-events-config",
@@ -237,10 +256,6 @@ class EngineConfig(SpeculativeSettings):
     fake_replies: str | None = setting(None, "--fake-replies", group="executor")
     """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
     eos_token_ids: tuple[int, ...]
-    max_loras: int = 0
-    """Adapters that may be served at a time; 0: none."""
-    max_lora_rank: int = 16
-    """The highest rank of an adapter."""
     cpus: tuple[int, ...] | None = None
     """CPUs that the engine's process is pinned to, before it loads torch; None: not pinned."""
     num_sharing: int = 1

@@ -89,6 +89,8 @@ class FlatRecord(msgspec.Struct, kw_only=True):
     fault: Fault | None
     completion_kind: Literal["known", "unknown"]
     upstream_usage: str | None
+    adapter: str | None
+    parent: str | None
 
 
 FIELD_NAMES: Final = FlatRecord.__struct_fields__

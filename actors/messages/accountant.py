@@ -144,6 +144,10 @@ class Caller:
     key_id: str | None = None
     """Id of the request's API key. None: the server has no keys."""
     model: str = ""
+    adapter: str | None = None
+    """Digest of the adapter that `model` names. None: it names a model."""
+    parent: str | None = None
+    """The model that this adapter changes."""
     client_request_id: str | None = None
     """The client's own id, logged and echoed; never used as a key."""
     idempotency_key: str | None = None

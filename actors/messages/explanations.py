@@ -196,3 +196,7 @@ class Explanation:
     prompts: tuple[ExplainedPrompt, ...]
     has_reasoning: bool = False
     cached_by_tier: Mapping[str, int] | None = None
+    model: str = ""
+    """The name that the client asked for, like the following as in the usage record."""
+    adapter: str | None = None
+    parent: str | None = None

@@ -27,6 +27,11 @@ class UsageRecord:
     tenant: str = "default"
     key_id: str | None = None
     model: str = ""
+    """The name that the client asked for: a model's or an adapter's."""
+    adapter: str | None = None
+    """Digest of the adapter; None: the request had none, or the record is an older server's."""
+    parent: str | None = None
+    """The adapter's model."""
     endpoint: str = ""
     received_at: float = 0.0
     admitted_at: float | None = None

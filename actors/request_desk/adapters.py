@@ -12,6 +12,7 @@ unloaded from no engine; no request uses other bytes than those that the name st
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -23,6 +24,14 @@ from ..messages.engine_adapters import AdapterLoaded, AdapterMessage, KeepAdapte
 from .engine_pool import EnginePool, PooledEngine
 
 log = structlog.get_logger()
+
+NAME_RULE = "1 to 128 of the characters A-Z a-z 0-9 . _ : @ / -, the first a letter or a digit"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+
+
+def is_adapter_name(text: str) -> bool:
+    """Return whether an adapter may have this name, which is in logs, metrics and records."""
+    return _NAME.fullmatch(text) is not None
 
 
 class AdapterRefused(Exception):

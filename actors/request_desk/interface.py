@@ -75,6 +75,11 @@ class ServingInfo:
     shared: frozenset[str] = frozenset()
     """Models of this server's engines that upstreams serve, too."""
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Return everything that a request may name, adapters last."""
+        return (*self.model_names, *self.adapters)
+
 
 def describe_pool(engine: EngineReady) -> dict[str, float]:
     """Return how many tokens an engine's blocks hold, and how many sequences of the maximum length at once."""

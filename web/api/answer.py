@@ -38,7 +38,7 @@ from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
 from .body_table import SHAPES
 from .fields import parse_object
-from .generation import GenerationRequest, check_priority
+from .generation import GenerationRequest, check_priority, visible_to
 from .ignored_fields import IgnoredNames, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
 from .stream import Stream, StreamWriter, Transcript
@@ -126,7 +126,9 @@ async def answer(
             if placement.is_passed_on:
                 return await pass_on(received, placement)
     reply = await read_reply(endpoint, read, received.body, desk, options)
-    caller = await caller_of(context, data, str(received.body.get("model") or desk.info.model_names[0]))
+    adapter, own = reply.wanted.adapter or None, desk.info.model_names[0]
+    model = str(received.body.get("model") or own)
+    caller = await caller_of(context, data, model, adapter, None if adapter is None else own)
     encode = reply.wanted.encode(context.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()
     del data, received
@@ -145,7 +147,10 @@ async def answer(
 async def read_reply(endpoint: str, read: Reader, body: dict[str, Any], desk: Desk, options: AppOptions) -> Reply:
     """Read the body of the current request as an endpoint does. Raises APIError."""
     context = current_request_context()
-    reply = await read(ParsedRequest(body, context.request_id, desk.info, options))
+    info = visible_to(context.principal, desk.info)
+    reply = await read(ParsedRequest(body, context.request_id, info, options))
+    if (adapter := info.adapters.get(reply.wanted.model)) is not None:
+        reply.wanted = attrs.evolve(reply.wanted, adapter=adapter.digest)
     reply.ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
     context.ignored_fields = reply.ignored.header
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)

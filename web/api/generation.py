@@ -19,6 +19,7 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value, invalid, no_model, quoted, unavailable
+from ..request.principal import Principal
 from .fields import Fields
 
 MAX_AFFINITY_CHARS = 4096
@@ -161,9 +162,17 @@ def read_model(fields: Fields, info: ServingInfo) -> str:
             "`/v1/chat/completions` and `/v1/completions`."
         )
         raise invalid(message, "model", "not_passed_on")
-    if model not in info.model_names:
-        raise no_model(model, info.model_names)
+    if model not in info.model_names and model not in info.adapters:
+        raise no_model(model, info.all_names)
     return model
+
+
+def visible_to(principal: Principal, info: ServingInfo) -> ServingInfo:
+    """Return what is served to a client: without the adapters that its key may not use."""
+    if principal.adapters is None or not info.adapters:
+        return info
+    allowed = {name: adapter for name, adapter in info.adapters.items() if name in principal.adapters}
+    return attrs.evolve(info, adapters=allowed)
 
 
 def check_priority(priority: int, *, is_allowed: bool) -> None:

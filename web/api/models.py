@@ -17,6 +17,8 @@ from quart_trio import QuartTrio
 from quipu.actors.request_desk.interface import Desk, ServingInfo
 
 from ..request.errors import bad_value, no_model, speaks_anthropic
+from ..request.request_context import current_request_context
+from .generation import visible_to
 from .query import Parameters
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
@@ -37,34 +39,38 @@ def install_models(app: QuartTrio, desk: Desk) -> None:
 
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return _list_anthropic(desk.info, Parameters(request.args)) if speaks_anthropic() else _list_openai(desk.info)
+        info = visible_to(current_request_context().principal, desk.info)
+        return _list_anthropic(info, Parameters(request.args)) if speaks_anthropic() else _list_openai(info)
 
     @app.get("/v1/models/<path:name>")  # model names contain slashes
     async def show_model(name: str) -> dict[str, Any]:
-        info = desk.info
-        if name not in info.model_names:
-            raise no_model(name, info.model_names)
+        info = visible_to(current_request_context().principal, desk.info)
+        if name not in info.all_names:
+            raise no_model(name, info.all_names)
         return _describe_anthropic(name, info) if speaks_anthropic() else _describe_openai(name, info)
 
 
 def _list_openai(info: ServingInfo) -> dict[str, Any]:
     return {
         "object": "list",
-        "data": [_describe_openai(name, info) for name in info.model_names],
-        "models": [_catalog_entry(name, info) for name in info.model_names],
+        "data": [_describe_openai(name, info) for name in info.all_names],
+        "models": [_catalog_entry(name, info) for name in info.all_names],
     }
 
 
 def _describe_openai(name: str, info: ServingInfo) -> dict[str, Any]:
-    """Return one entry of the list. `root` is the model's own name, whichever name the client asked for."""
-    is_ours = name not in info.passed_on
+    """Return one entry of the list.
+
+    `root` is the model's own name, whichever name the client asked for; it is also the `parent` of an adapter.
+    """
+    is_ours, adapter = name not in info.passed_on, info.adapters.get(name)
     return {
         "id": name,
         "object": "model",
-        "created": info.created,
+        "created": info.created if adapter is None else adapter.created,
         "owned_by": OWNER,
         "root": info.model_names[0] if is_ours else name,
-        "parent": None,
+        "parent": None if adapter is None else info.model_names[0],
         "max_model_len": _length(name, info),
         "block_size": info.block_size if is_ours else None,
     }
@@ -103,7 +109,7 @@ def _catalog_entry(name: str, info: ServingInfo) -> dict[str, Any]:
 
 def _list_anthropic(info: ServingInfo, parameters: Parameters) -> dict[str, Any]:
     """Return a page of the models: `limit` of them, after `after_id` or before `before_id`. Raises APIError."""
-    names = info.model_names
+    names = info.all_names
     limit = parameters.whole("limit", 1, MAX_LIMIT) or DEFAULT_LIMIT
     start, end = _place(names, parameters, "after_id", -1) + 1, _place(names, parameters, "before_id", len(names))
     if parameters.text("before_id") is not None and parameters.text("after_id") is None:
@@ -128,12 +134,13 @@ def _place(names: Sequence[str], parameters: Parameters, cursor: str, default: i
 
 
 def _describe_anthropic(name: str, info: ServingInfo) -> dict[str, Any]:
-    length = _length(name, info)
+    length, adapter = _length(name, info), info.adapters.get(name)
+    created = info.created if adapter is None else adapter.created
     return {
         "type": "model",
         "id": name,
         "display_name": name,
-        "created_at": datetime.fromtimestamp(info.created, UTC).isoformat().replace("+00:00", "Z"),
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "deprecated_at": None,
         "retires_at": None,

@@ -23,7 +23,9 @@ PAGE_ROUTES = frozenset({"/ui", "/ui/", "/ui/static/<path:name>"})
 """The page of `web/ui/` and its files, which asks for a key, and for data with that key."""
 OPEN_ROUTES = frozenset({"/", "/health", "/ready"}) | PAGE_ROUTES
 """Routes for probes, which have no key, and for what a browser loads before it has one."""
-ADMIN_ROUTES = frozenset({"/metrics", "/server_info", "/reset_prefix_cache"})
+ADMIN_ROUTES = frozenset(
+    {"/metrics", "/server_info", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+)
 """Routes that show or change what all tenants share."""
 ADMIN_TREES = ("/v1/admin", "/v1/organization", "/v1/organizations")
 """Prefixes of routes that need an admin key as well."""

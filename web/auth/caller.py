@@ -22,8 +22,17 @@ _INLINE_BYTES = 256 * 1024
 """A body up to this size is hashed on the event loop."""
 
 
-async def caller_of(context: RequestContext, raw_body: bytes | bytearray, model: str) -> Caller:
-    """Return the caller of the current request. Raises APIError for an idempotency key that cannot be stored."""
+async def caller_of(
+    context: RequestContext,
+    raw_body: bytes | bytearray,
+    model: str,
+    adapter: str | None = None,
+    parent: str | None = None,
+) -> Caller:
+    """Return the caller of the current request; `adapter` and `parent` are as in `Caller`.
+
+    Raises APIError for an idempotency key that cannot be stored.
+    """
     principal, key = context.principal, request.headers.get(HEADER)
     if key is not None and not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
         raise bad_value(HEADER, f"must be 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters")
@@ -35,6 +44,8 @@ async def caller_of(context: RequestContext, raw_body: bytes | bytearray, model:
         tenant=principal.tenant,
         key_id=principal.key_id,
         model=model,
+        adapter=adapter,
+        parent=parent,
         client_request_id=context.client_request_id,
         idempotency_key=key,
         idempotency_digest=digest,

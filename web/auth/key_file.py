@@ -47,6 +47,8 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     admin: bool = False
     priority: bool = False
     """Its requests may set a `priority`."""
+    adapters: tuple[str, ...] | None = None
+    """Names of the adapters that its requests may use. None: all."""
 
 
 def hash_key(key: str) -> str:
@@ -134,5 +136,6 @@ def check_distinct(entries: Sequence[KeyEntry]) -> None:
 def render_entry(entry: KeyEntry) -> str:
     """Return an entry as TOML."""
     # A JSON string is a TOML string as long as nothing is escaped as surrogates.
-    fields = {name: msgspec.json.encode(value).decode() for name, value in msgspec.structs.asdict(entry).items()}
+    given = {name: value for name, value in msgspec.structs.asdict(entry).items() if value is not None}
+    fields = {name: msgspec.json.encode(value).decode() for name, value in given.items()}
     return "[[keys]]\n" + "".join(f"{name} = {value}\n" for name, value in fields.items())

@@ -48,6 +48,7 @@ class KeyRing:
                 key_name=entry.name,
                 is_admin=entry.admin,
                 may_prioritize=entry.priority,
+                adapters=None if entry.adapters is None else frozenset(entry.adapters),
             )
             digest = bytes.fromhex(entry.sha256)
             self._holders[self._place(digest)] = _Holder(digest, principal)

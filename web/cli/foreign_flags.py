@@ -25,6 +25,8 @@ USE: Final = _by_flag(
         "--max-running-requests": "use --max-num-seqs instead",
         "--mem-fraction-static": "use --gpu-memory-utilization instead",
         "--page-size": "use --block-size instead",
+        "--lora-paths": "use --lora-modules NAME=FOLDER instead",
+        "--max-loras-per-batch": "use --max-loras instead",
         "--tp --tp-size": "use --tensor-parallel-size instead",
         "--schedule-policy": "use --scheduling-policy instead",
         "--uvicorn-log-level": "use --log-level instead",
@@ -67,7 +69,6 @@ ABSENT: Final = _by_flag(
         "--download-dir": "set HF_HOME instead",
         "--hf-token": "set HF_TOKEN instead",
         "--seed --random-seed": "requests have a `seed` of their own",
-        "--enable-lora --lora-modules --lora-paths": "adapters are not supported; merge them into the checkpoint",
         "--speculative-config --speculative-algorithm": "choose where guesses come from with --speculative ngram or "
         "suffix; draft models and EAGLE heads are not loaded",
         "--cpu-offload-gb": "weights are never moved",

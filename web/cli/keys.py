@@ -88,6 +88,7 @@ def add_key_actions(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--name", required=True, help="for humans")
     new.add_argument("--admin", action="store_true", help="may also use admin routes")
     new.add_argument("--priority", action="store_true", help="its requests may set a `priority`")
+    new.add_argument("--adapters", nargs="*", metavar="NAME", help="the adapters that it may use (default: all)")
     actions.add_parser("hash", help="read a key from stdin and print its hash for the key file")
 
 
@@ -104,6 +105,7 @@ def run_keys(arguments: argparse.Namespace) -> int:
                 tenant=arguments.tenant,
                 admin=arguments.admin,
                 priority=arguments.priority,
+                adapters=None if arguments.adapters is None else tuple(arguments.adapters),
                 sha256=hash_key(key),
             )
             check_entry(entry, "the entry")

@@ -133,6 +133,7 @@ def app_options(arguments: argparse.Namespace, keys: KeyStore) -> AppOptions:
         always_include_usage=arguments.always_include_usage,
         keep_billing_header=arguments.keep_billing_header,
         request_timeout_s=arguments.request_timeout,
+        lora_dir=arguments.lora_dir,
         max_body_bytes=arguments.max_body_bytes,
         max_body_memory_bytes=arguments.max_body_memory,
     )

@@ -18,6 +18,7 @@ from ..options import AppOptions
 from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
+from .lora_flags import add_lora_flags
 from .setting_flags import add_settings, integer, number, parse_size
 from .upstream_flags import add_upstream_flags
 
@@ -67,6 +68,9 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         "default), nowhere (vllm), or that file in a folder",
     )
     add_settings(command.add_argument_group("engine, weights and KV cache").add_argument, "engine")
+    add = command.add_argument_group("adapters").add_argument
+    add_lora_flags(add)
+    add_settings(add, "adapters")
     add = command.add_argument_group("limits of requests").add_argument
     add(
         "--max-connections",

@@ -28,6 +28,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
 
 from .generation_config import read_sampling_defaults
+from .lora_flags import refuse_without_engines, resolve_adapters
 from .setting_flags import EngineCounts
 
 log = structlog.get_logger("quipu.cli")
@@ -53,6 +54,7 @@ def resolve_config(
     if engines["num_engines"] == 0:
         if not upstreams:
             raise CheckpointError("--engines 0 needs an --upstream")
+        refuse_without_engines(arguments)
         block_size = _resolve_block_size(arguments)
         engine = EngineConfig(model_path="", max_model_len=0, eos_token_ids=(), block_size=block_size)
         config = RuntimeConfig(
@@ -68,6 +70,8 @@ def resolve_config(
     checkpoint = read_info(
         path, name=_model_name(arguments.model), dtype=arguments.dtype, quantization=arguments.quantization
     )
+    model_names = tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name]))
+    adapters = resolve_adapters(arguments, model_names)
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
     block_size = _resolve_block_size(arguments)
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint, block_size)
@@ -79,6 +83,8 @@ def resolve_config(
         "max_model_len": max_model_len,
         "num_blocks": num_blocks,
         **_resolve_scheduling(arguments, max_model_len),
+        "max_loras": adapters["max_loras"],
+        "max_lora_rank": adapters["max_lora_rank"],
     }
     engine = EngineConfig(
         model_path=str(path),
@@ -91,7 +97,8 @@ def resolve_config(
     )
     config = RuntimeConfig(
         engine=engine,
-        model_names=tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name])),
+        model_names=model_names,
+        lora_modules=adapters["lora_modules"],
         vocab_size=checkpoint.vocab_size,
         kv_dtype=kv_cache_dtype,
         upstreams=upstreams,
@@ -113,6 +120,8 @@ def _serving_info(
             **shown,
             **({"engine_roles": config.engine_roles} if config.engine_roles else {}),
             **({} if config.cluster is None else _shown(config.cluster)),
+            "lora_modules": config.lora_modules,
+            "lora_dir": arguments.lora_dir,
             "max_waiting_share": engine.max_waiting_share,
             "allow_client_priority": arguments.allow_client_priority,
         }

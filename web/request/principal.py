@@ -19,6 +19,9 @@ class Principal:
     may_prioritize: bool = False
     """May set a `priority`, whether or not the server allows everybody to."""
 
+    adapters: frozenset[str] | None = None
+    """Names of the adapters that it may use. None: all."""
+
     @property
     def party(self) -> tuple[str, bool]:
         """As whom it takes turns: a tenant's clients never keep its administrators waiting."""

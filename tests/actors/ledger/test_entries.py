@@ -75,6 +75,8 @@ anything = st.builds(
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     fault=st.none() | st.sampled_from(Fault),
     knows_completion=st.booleans(),
+    adapter=st.none() | texts,
+    parent=st.none() | texts,
     upstream_usage=st.none() | st.text('a"\\{\x7f', max_size=MAX_SAID_CHARS),
 )
 
@@ -98,7 +100,7 @@ def test_records_survive_a_line(record: UsageRecord) -> None:
 def test_closing_fits_the_reserved_room(first: UsageRecord, last: UsageRecord) -> None:
     """A closing is at most GROWTH_BYTES longer than its open entry, whatever happens in between."""
     same: tuple[str, ...] = ("request_id", "client_request_id", "idempotency_key", "idempotency_digest", "retry_of")
-    same += ("tenant", "key_id", "model", "endpoint")
+    same += ("tenant", "key_id", "model", "adapter", "parent", "endpoint")
     last = attrs.evolve(last, **{name: getattr(first, name) for name in same})
     opened = admitted_line("srv-0123456789abcdef", T0, first)
     chain = Chain("srv-0123456789abcdef")
@@ -165,6 +167,8 @@ def test_longest_closing_fits_the_shortest_open_entry() -> None:
         "tenant": "\x01" * 256,
         "key_id": "\x02" * 256,
         "model": "\x03" * 256,
+        "adapter": "\x05" * 256,
+        "parent": "\x06" * 256,
         "retry_of": "\x04" * 256,
         "endpoint": "/v1/completions",
     }

@@ -47,7 +47,9 @@ class OldSchema:
         engine.dispose()
 
 
-DRAFTED = ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+ADAPTED = ("adapter", "parent")
+DRAFTS = ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+DRAFTED = (*DRAFTS, *ADAPTED)
 MOVED = ("moved_tokens", "decode_engine", "decode_incarnation", *DRAFTED)
 PASSED_ON = ("completion_kind", "upstream_usage", *MOVED)
 ROUTED = ("engine", "router_estimate_tokens", *PASSED_ON)
@@ -60,6 +62,7 @@ OLDER = [
     OldSchema("0006", MOVED),
     OldSchema("0007", MOVED),
     OldSchema("0008", DRAFTED),
+    OldSchema("0009", ADAPTED),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 

@@ -251,3 +251,17 @@ def test_hash_of_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["keys", "hash"]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_adapters_of_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A new key may use the adapters that are named, none, or all; the entry that is printed says so."""
+    for flags, expected in (
+        (["--adapters", "one", "team/two"], frozenset({"one", "team/two"})),
+        (["--adapters"], frozenset()),
+        ([], None),
+    ):
+        assert main(["keys", "new", "--tenant", "acme", "--name", "CI", *flags]) == 0
+        printed = capsys.readouterr()
+        (tmp_path / "keys.toml").write_text(printed.out)
+        principal = KeyStore((), tmp_path / "keys.toml").ring.find(printed.err.split()[-1])
+        assert principal is not None and principal.adapters == expected

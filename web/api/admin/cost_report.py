@@ -45,7 +45,8 @@ def split(query: Query, prices: PriceList | None) -> list[Query]:
 
 def columns(by: Sequence[GroupColumn], prices: PriceList | None) -> list[GroupColumn]:
     """Return the columns by which the ledger has to group."""
-    return [*by] if prices is None or "model" in by else [*by, "model"]
+    needed: tuple[GroupColumn, ...] = () if prices is None else ("model", "parent")
+    return [*by, *(name for name in needed if name not in by)]
 
 
 def price_parts(
@@ -79,8 +80,11 @@ def total(lines: Sequence[CostLine]) -> CostLine:
 def _priced(one: Sum, query: Query, prices: PriceList | None) -> CostLine:
     if prices is None or not (one.prompt_tokens or one.completion_tokens):
         return CostLine(one, {})
-    model = one.group["model"] or ""
-    price = prices.at(model, ALWAYS if query.since is None else query.since)
+    model, parent = one.group["model"] or "", one.group.get("parent")
+    moment = ALWAYS if query.since is None else query.since
+    price = prices.at(model, moment)
+    if price is None and parent is not None:  # an adapter without a price costs what its model costs
+        price = prices.at(parent, moment)
     if price is None:
         return CostLine(one, {}, (model,))
     return CostLine(one, {price.currency: price.cost(one)})

@@ -18,7 +18,7 @@ from ...request.request_context import current_request_context
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
-from ..generation import GenerationRequest
+from ..generation import GenerationRequest, visible_to
 from ..stream import Stream, Transcript
 from .body import read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
@@ -53,7 +53,7 @@ def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
         return {"input_tokens": await count_tokens(MESSAGES, read, desk)}
 
     async def read(body: dict[str, Any]) -> CountedPrompt:
-        asked = await read_count(body, desk.info, options)
+        asked = await read_count(body, visible_to(current_request_context().principal, desk.info), options)
         return CountedPrompt(asked.chat, "messages", asked.unused_fields)
 
     @app.after_request

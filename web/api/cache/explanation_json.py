@@ -74,8 +74,8 @@ class Reader:
 
 
 def explanation_pieces(explanation: Explanation, reader: Reader, block_size: int) -> Iterator[bytes]:
-    yield b'{"request_id":%b,"state":"%b","usage":%b,"prompts":[' % (
-        orjson.dumps(explanation.request_id),
+    yield b'{"request_id":%b,"model":%b,"adapter":%b,"parent":%b,"state":"%b","usage":%b,"prompts":[' % (
+        *map(orjson.dumps, (explanation.request_id, explanation.model, explanation.adapter, explanation.parent)),
         b"open" if explanation.is_open else b"closed",
         orjson.dumps(
             {

@@ -50,7 +50,8 @@ def install_cache_stats(app: QuartTrio, desk: Desk) -> None:
             has_more = len(data) == limit
             if has_more:
                 break
-            row = {"tenant": figures.tenant, "model": figures.model, **describe(figures)}
+            parent = desk.info.model_names[0] if figures.model in desk.info.adapters else None
+            row = {"tenant": figures.tenant, "model": figures.model, "parent": parent, **describe(figures)}
             data.append(orjson.Fragment(orjson.dumps(row)))
             await trio.lowlevel.checkpoint()
         described |= {"data": data, "has_more": has_more}

@@ -19,9 +19,11 @@ from quipu.actors.request_desk.interface import Desk
 
 from ...options import AppOptions
 from ...request.errors import not_found
+from ...request.request_context import current_request_context
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
+from ..generation import visible_to
 from ..stream import Stream, Transcript
 from .responses import ResponseRequest, read_response
 from .responses_body import ResponseVersions, with_items
@@ -66,7 +68,9 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     async def read_counted(body: dict[str, Any]) -> CountedPrompt:
-        wanted = (await read_response(body, desk.info, options.max_sequences)).wanted
+        wanted = (
+            await read_response(body, visible_to(current_request_context().principal, desk.info), options.max_sequences)
+        ).wanted
         return CountedPrompt(wanted.prompts[0], wanted.prompt_param, wanted.unused_fields)
 
     @app.route(f"{RESPONSES}/<response_id>", methods=["GET", "DELETE"])

@@ -23,7 +23,7 @@ export function Playground({ session }) {
   const end = useRef(null);
   useEffect(() => {
     getJson("v1/models").then(({ data }) => {
-      setModels(data.map(({ id }) => id));
+      setModels(data.map(({ id, parent }) => ({ id, label: parent ? `${id} (adapter of ${parent})` : id })));
       chat.settings.model ||= data[0]?.id ?? "";
       redraw();
     }, (failure) => setError(failure.message));

@@ -29,7 +29,7 @@ export function Settings({ settings, models, wrong, onTools, redraw }) {
       <summary>Settings</summary>
       <label>Model
         <select value=${settings.model} onChange=${set((value) => (settings.model = value))}>
-          ${models.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+          ${models.map(({ id, label }) => html`<option key=${id} value=${id}>${label}</option>`)}
         </select>
       </label>
       <label>System prompt

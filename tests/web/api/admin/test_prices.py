@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.ledger.reading import Sum
+from quipu.actors.ledger.reading import Query, Sum
+from quipu.web.api.admin.cost_report import columns, price_parts
 from quipu.web.api.admin.prices import (
     MAX_CHANGES,
     Price,
@@ -170,3 +171,17 @@ def test_sums_are_exact(parts: list[tuple[int, Decimal]]) -> None:
 def test_rounding(amount: str, shown: str) -> None:
     """Amounts are shown with two to six places, halves rounded to even."""
     assert rounded(Decimal(amount)) == shown
+
+
+def test_adapters_cost_what_their_model_costs(tmp_path: Path) -> None:
+    """An adapter's own price applies if it has one, else its model's; without either it is named."""
+    entry = 'model = "{}"\ncurrency = "USD"\ninput = {}\noutput = 0\n'
+    prices = read(tmp_path, entry.format("demo", 1), entry.format("own", 3))
+    grouped = columns(["tenant"], prices)
+    sums = [
+        Sum(group=dict(zip(grouped, ("acme", model, parent), strict=True)), prompt_tokens=1_000_000)
+        for model, parent in (("demo", None), ("one", "demo"), ("own", "demo"), ("stray", "gone"))
+    ]
+    (line,) = price_parts([(Query(), sums)], ["tenant"], prices)
+    assert line.cost == {"USD": "5.00"}
+    assert line.unpriced_models == ("stray",)

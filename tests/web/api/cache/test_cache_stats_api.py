@@ -64,6 +64,7 @@ async def test_figures_of_a_tenant() -> None:
         {
             "tenant": "acme",
             "model": "demo",
+            "parent": None,
             "requests": 2,
             "hit_requests": 1,
             "prompt_tokens": 130,

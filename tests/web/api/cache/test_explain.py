@@ -96,6 +96,9 @@ def test_form() -> None:
     tiers = {"device": 16, "host": 16, "disk": 0, "remote": 0, "unattributed": 0}
     assert answer == {
         "request_id": "req-1",
+        "model": "",
+        "adapter": None,
+        "parent": None,
         "state": "closed",
         "usage": {
             "prompt_tokens": 100,
