@@ -48,6 +48,8 @@ def sentences(explanation: Any) -> Iterator[str]:
     usage, prompts = _dict(explanation.get("usage")), _list(explanation.get("prompts"))
     so_far = " is still open; so far it has" if explanation.get("state") == "open" else " had"
     yield f"Request {_text(explanation.get('request_id'))}{so_far} {_share(usage)}."
+    if (parent := explanation.get("parent")) is not None:
+        yield f"It was computed with the adapter {_text(explanation.get('model'))} of {_text(parent)}."
     yield from _covered_again(usage)
     for number, prompt in enumerate(islice(prompts, MAX_LISTED), 1):
         if len(prompts) > 1:

@@ -14,7 +14,7 @@ from quipu.actors.request_desk.interface import DeskClosed
 from quipu.kernels.fake import Dials
 from tests.actors.engine.adapter_folders import make_folder
 from tests.fake_oracle import continuation
-from tests.runtimes import Client, kill_engine, runtime_config, serving_info, small_runtime, text_of
+from tests.runtimes import PAIR, Client, kill_engine, runtime_config, serving_info, small_runtime, text_of
 
 PROMPT = list(range(100, 150))
 
@@ -226,3 +226,15 @@ async def test_modules_at_the_start(autojump_clock: trio.abc.Clock, tmp_path: Pa
         async with small_runtime(max_loras=2, lora_modules={"gone": str(tmp_path / "gone")}, max_restarts=0):
             pytest.fail("the server must end")
     assert serving_info(runtime_config()).adapters == {}
+
+
+async def test_continued_on_another_engine(autojump_clock: trio.abc.Clock, tmp_path: Path) -> None:
+    """A sequence whose prompt one engine computes, and which another continues, keeps its adapter and its blocks."""
+    async with small_runtime(
+        max_loras=1, num_engines=2, engine_roles=PAIR, has_peers=True, prefill_local_tokens=0
+    ) as client:
+        adapter = await client.runtime.desk.adapters.load("one", str(make_folder(tmp_path / "one")))
+        answer = await client.ask(PROMPT, adapter=adapter.digest, max_tokens=20)
+        assert answer.texts[0] == text_of(continuation(PROMPT, 20, adapter=adapter.digest))
+        assert answer.record.decode_engine not in (None, answer.record.engine)
+        assert answer.record.moved_tokens >= 48 and not answer.record.disputed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import attrs
 import pytest
 import torch
 
+from quipu.kernels.cpu.program import Op
 from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_backend, make_batch, prompt, scattered_blocks
@@ -122,3 +124,16 @@ def test_slots_are_used_again(
     assert backend.load_adapter(tmp_path / "first", first) == first
     assert torch.equal(backend.logits(with_adapters(batch, first), [39]), before[1])
     assert torch.equal(backend.logits(with_adapters(batch, none), [39]), before[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
+def test_passes_without_adapters_run_what_they_ran_before(checkpoints: dict[str, Path], numbers: str) -> None:
+    """Have the same operations, fused alike, whether or not adapters may be loaded."""
+    programs = [
+        make_cpu_backend(checkpoints["qwen3-odd"], max_loras=most, **CPU_FORMATS[numbers])._program for most in (0, 2)
+    ]
+    names = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_p]
+    for part in ("keys", "draw", "trunk", "head"):
+        without, beside = ([[getattr(op, name) for name in names] for op in getattr(each, part)] for each in programs)
+        assert without == beside

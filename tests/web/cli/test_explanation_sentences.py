@@ -47,6 +47,13 @@ def test_sentences() -> None:
     ]
 
 
+def test_adapter_is_named() -> None:
+    """An adapter is named with its model."""
+    first, second, *_ = sentences(EXPLANATION | {"model": "sql", "adapter": "0f3a", "parent": "demo"})
+    assert first.startswith("Request req-a had 1,357 tokens")
+    assert second == "It was computed with the adapter sql of demo."
+
+
 def test_zero_and_unknown_differ() -> None:
     """Zero cached tokens are shown as 0, an unknown count is not."""
     (zero,) = sentences({"request_id": "r", "usage": {"prompt_tokens": 5, "cached_tokens": 0}})
