@@ -31,9 +31,6 @@ PROMPT: Final = [*prompt_of(20 * BLOCK, seed=1), 7, 8, 9]
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers, "PENALTY_S", 0.01)
-    monkeypatch.setattr(peer_client, "SILENCE_S", 0.3)
-    monkeypatch.setattr(peer_client, "CONNECT_S", 0.5)
-    monkeypatch.setattr(tcp_link, "STALLED_S", 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +164,11 @@ async def test_cut_after_any_number_of_bytes(tls: LinkTls | None) -> None:
         await disturb(tls, places if tls is None else places[::3], is_silent=False)
 
 
-async def test_stands_still_after_any_number_of_bytes(tls: LinkTls | None) -> None:
+async def test_stands_still_after_any_number_of_bytes(tls: LinkTls | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that hears nothing any more gives up after a while, and computes."""
     with trio.fail_after(100):
         places = await places_to_cut(tls)
+        monkeypatch.setattr(peer_client, "SILENCE_S", 0.3)
+        monkeypatch.setattr(peer_client, "CONNECT_S", 0.5)
+        monkeypatch.setattr(tcp_link, "STALLED_S", 0.3)
         await disturb(tls, places[:: len(places) // 8], is_silent=True)

@@ -18,6 +18,7 @@ from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.fleet.cluster.ray_messages import EngineOrder
 from quipu.actors.fleet.cluster.remote_process import RemoteProcess
+from quipu.actors.request_desk.health import DrainMode
 from tests.authorities import Authority
 from tests.pair_books import check_books
 from tests.processes import has_ended
@@ -86,6 +87,29 @@ async def test_blocks_go_from_process_to_process(tasks: trio.Nursery, tmp_path: 
     nodes = LocalNodes(tasks)
     async with open_pair(nodes, cluster=ClusterConfig(model="tiny", **names)) as engines:
         assert_moved(await ask_all(engines))
+
+
+async def test_running_sequence_moves(tasks: trio.Nursery) -> None:
+    """A sequence leaves an engine that is drained with its blocks, from one process to the other."""
+    roles = (EngineRole.MIXED, EngineRole.MIXED)
+    async with open_pair(LocalNodes(tasks), engine_roles=roles, fake_step_seconds=0.05) as engines:
+        desk = engines.client.runtime.desk
+        prompt, answers = prompt_of(SIZES[0]), list[Answer]()
+
+        async def ask() -> None:
+            answers.append(await engines.client.ask(prompt, max_tokens=60))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await eventually(lambda: any(engine.num_running for engine in desk.pool), "it runs")
+            (busy,) = (engine.engine_id for engine in desk.pool if engine.num_running)
+            steps = engines.client.runtime.metrics.steps
+            await eventually(lambda: steps.value(busy) > 5, "its prompt was computed")
+            desk.control.drain(busy, DrainMode.MOVE)
+        assert_served(answers[0], prompt, 60)
+        record = answers[0].record
+        assert record.moved_tokens >= full_blocks(len(prompt))
+        assert (record.disputed, record.decode_engine) == (False, 1 - busy)
 
 
 class SpyingNodes(LocalNodes):

@@ -26,9 +26,9 @@ from tests.remote_engines import RemoteEngines, open_remote_engines
 from tests.runtimes import Answer, assert_served, eventually, full_blocks
 
 SIZE = 500
-NUM_TOKENS = 30
+NUM_TOKENS = 40
 NUM_PROMPTS = 4
-SHORT_S, LONG_S = 2.0, 16.0
+SHORT_S, LONG_S = 2.0, 13.0
 """Shorter, and longer, than an engine whose connection is silent counts as alive and is waited for."""
 
 
@@ -105,6 +105,7 @@ async def open_pair(machines: tuple[Machine, Machine], cluster: ClusterConfig) -
         "prefill_local_tokens": 0,
         "has_peers": True,
         "max_num_batched_tokens": 64,
+        "fake_step_seconds": 0.05,
     }
     async with trio.open_nursery() as tasks:
         nodes = PlacedNodes(tasks, machines)
@@ -176,5 +177,5 @@ async def test_cable_is_cut_in_the_middle(machines: tuple[Machine, Machine], sec
             await ask_some(engines, 100, late := list[Answer]())
             await settle(engines, answers + late)
             deaths = sum(engine.deaths for engine in engines.client.runtime.desk.engines())
-            assert deaths == (0 if seconds == SHORT_S else 1)
+            assert (deaths > 0) is (seconds == LONG_S)
     assert [answer.record.moved_tokens for answer in late] == [full_blocks(SIZE)] * NUM_PROMPTS
