@@ -25,7 +25,7 @@ from ..messages.executor import ExecutorMessage
 from ..messages.handler import LookedUp
 from ..messages.mover import Lending, MoveNews, MoverMessage
 from ..messages.peers import EndFetch, Fetch
-from ..messages.scheduler import AnnounceKeys, Granted
+from ..messages.scheduler import AnnounceKeys, Granted, Submit
 from ..messages.supervisor import EngineReady, Heartbeat
 from .block_manager.actor import answer_look_ups, end_moves, fetch_from_peers, lend_to_peers, run_block_manager
 from .block_manager.reservation import BlockManager
@@ -64,12 +64,12 @@ class Engine:
         self.executor = executor
         pool = executor.backend.memory_plan
         self.events: EventPublisher | None = None
-        events: EventLog | None = None
+        self._event_log: EventLog | None = None
         if config.kv_events is not None:
             from ..kv_events.publisher import EventPublisher  # loads ZeroMQ
 
-            events = EventLog(config.block_size, has_lower_tiers=bool(config.lower_tiers))
-            self.events = EventPublisher(config.kv_events, events)
+            self._event_log = EventLog(config.block_size, has_lower_tiers=bool(config.lower_tiers))
+            self.events = EventPublisher(config.kv_events, self._event_log)
         opened = open_tiers(config, executor)
         self.block_manager = BlockManager(
             pool.num_blocks,
@@ -80,7 +80,7 @@ class Engine:
             watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
             max_pinned_share=config.max_pinned_share,
             tiers=opened.plan,
-            observers=[] if events is None else [events],
+            observers=[] if self._event_log is None else [self._event_log],
         )
         self.carrier = opened.carrier
         self._copies, self._network = opened.copies, network
@@ -137,6 +137,8 @@ class Engine:
         elif isinstance(message, KeepAdapters | LoadAdapter | UnloadAdapter):
             self._adapters.post(message)  # a few for each adapter
         else:
+            if self._event_log is not None and isinstance(message, Submit) and message.adapter:
+                self._event_log.adapted.note_root(message.root_key, message.adapter)
             await self._gate.send(message)
 
     async def run(self, reports: Sender[EngineNews]) -> None:

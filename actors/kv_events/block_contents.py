@@ -27,6 +27,7 @@ MAX_MOVING = 16_384
 class Contents:
     parent: bytes | None
     token_ids: array[int]
+    adapter: str | None = None
 
 
 class BlockContents:
@@ -43,13 +44,15 @@ class BlockContents:
     def __len__(self) -> int:
         return len(self._contents)
 
-    def add(self, keys: Sequence[bytes], parent: bytes | None, token_ids: list[int]) -> None:
+    def add(
+        self, keys: Sequence[bytes], parent: bytes | None, token_ids: list[int], adapter: str | None = None
+    ) -> None:
         """Note a run of blocks that was stored on the device."""
         size = self._block_size
         for index, key in enumerate(keys):
             if key not in self._contents:
                 tokens = array("I", pack_tokens(token_ids, index * size, (index + 1) * size))
-                self._contents[key] = Contents(parent, tokens)
+                self._contents[key] = Contents(parent, tokens, adapter)
             parent = key
         self.hold(keys)
 

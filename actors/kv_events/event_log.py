@@ -21,6 +21,7 @@ import attrs
 import msgspec
 
 from ..messages.tiers import Tier
+from .adapted_blocks import AdaptedBlocks
 from .block_contents import BlockContents
 
 MEDIA: Final = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.REMOTE: "EXTERNAL"}
@@ -52,6 +53,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, kw_onl
     lora_id: int | None
     medium: str | None
     lora_name: str | None
+    """Digest of the adapter that they were computed with; None: none."""
     group_idx: int | None = None
 
 
@@ -81,6 +83,7 @@ class EventLog:
     def __init__(self, block_size: int, *, has_lower_tiers: bool = False) -> None:
         self._block_size = block_size
         self._contents = BlockContents(block_size) if has_lower_tiers else None
+        self.adapted = AdaptedBlocks()
         self._events: list[Event] = [AllBlocksCleared()]
 
     def take(self) -> list[Event]:
@@ -103,9 +106,10 @@ class EventLog:
             return
         token_ids = token_ids[start : start + len(keys) * self._block_size]
         parent = parent_key if block_index > 0 else None
+        adapter = self.adapted.add(keys, parent_key, is_first=block_index == 0)
         if self._contents is not None:
-            self._contents.add(keys, parent, token_ids)
-        self._add_stored(keys, parent, token_ids, MEDIA[tier])
+            self._contents.add(keys, parent, token_ids, adapter)
+        self._add_stored(keys, parent, token_ids, MEDIA[tier], adapter)
 
     def _on_copied(self, keys: Sequence[bytes], tier: Tier) -> None:
         """Add events for blocks copied to a lower tier, each with its tokens and its parent, as on the device."""
@@ -115,13 +119,16 @@ class EventLog:
             if known is None:
                 self._add_stored([key], None, [], medium)
             else:
-                self._add_stored([key], known.parent, list(known.token_ids), medium)
+                self._add_stored([key], known.parent, list(known.token_ids), medium, known.adapter)
         if self._contents is not None and tier in IN_MEMORY:
             self._contents.hold(keys)
 
-    def _add_stored(self, keys: Sequence[bytes], parent: bytes | None, token_ids: list[int], medium: str) -> None:
+    def _add_stored(
+        self, keys: Sequence[bytes], parent: bytes | None, token_ids: list[int], medium: str, adapter: str | None = None
+    ) -> None:
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlockStored) and last.medium == medium and _is_continued(last, parent, token_ids):
+        is_alike = isinstance(last, BlockStored) and (last.medium, last.lora_name) == (medium, adapter)
+        if isinstance(last, BlockStored) and is_alike and _is_continued(last, parent, token_ids):
             last.block_hashes += keys
             last.token_ids += token_ids
             return
@@ -133,13 +140,15 @@ class EventLog:
                 block_size=self._block_size,
                 lora_id=None,
                 medium=medium,
-                lora_name=None,
+                lora_name=adapter,
                 group_idx=GROUP,
             )
         )
 
     def on_removed(self, keys: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
         medium = MEDIA[tier]
+        if tier is Tier.DEVICE:
+            self.adapted.drop(keys)
         if self._contents is not None and tier in IN_MEMORY:
             self._contents.drop(keys)
         last = self._events[-1] if self._events else None
@@ -151,6 +160,7 @@ class EventLog:
     def on_cleared(self) -> None:
         if self._contents is not None:
             self._contents.clear()
+        self.adapted.clear()
         self._events = [AllBlocksCleared()]
 
 

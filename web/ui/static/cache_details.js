@@ -78,6 +78,7 @@ export function PathCard({ request, explained, nodes, isWhole, on }) {
     <section class="card details path-card">
       <h2>Path of a request</h2>
       <p><code>${request}</code> <button class="link" onClick=${() => on.layOver("")}>remove</button></p>
+      ${explained?.parent && html`<p>With the adapter ${explained.model} of ${explained.parent}.</p>`}
       ${path.length > 0
         ? html`<p>${count(tokens)} tokens in whole blocks${isWhole ? "" : " below this knot"}; ${cached === tokens ? "all of them are" : `${count(cached)} are`} cached now.</p>`
         : html`<p class="note">${isWhole ? "It fills no block, or so much came after it that its path is not remembered." : "It does not come by here."}</p>`}
