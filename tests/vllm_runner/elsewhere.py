@@ -36,6 +36,7 @@ LONG = [
 """The rest, which differs less from one executor to another."""
 LEFT_OUT: dict[str, str] = {
     "test_same_tokens_from_the_host[int8]": "the vllm executor keeps no int8 KV cache",
+    "test_reloaded_under_its_name": "the vllm executor applies no adapters",
     "test_tier_leaves_the_cache_no_memory": "the backend of these tests was loaded before",
 }
 """Tests that are not run on vLLM, by function or by name with parameters, and why.
