@@ -162,6 +162,10 @@ CHAT_TURNS = st.builds(
 MARK = st.fixed_dictionaries(
     {"type": st.just("ephemeral")}, optional={"ttl": mostly(st.sampled_from(["5m", "1h"]), st.just("2h"))}
 )
+PREDICTED = st.fixed_dictionaries({"type": st.just("text"), "text": TEXT})
+PREDICTION = st.fixed_dictionaries(
+    {"type": mostly(st.just("content"), JUNK), "content": TEXT | mostly(st.lists(PREDICTED, max_size=3), JUNK)}
+)
 TEXT_BLOCK = st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}, optional={"cache_control": MARK})
 BLOCK = st.one_of(
     TEXT_BLOCK,
@@ -310,6 +314,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "function_call": mostly(st.sampled_from(["none", "auto"]), JUNK),
         "continue_final_message": st.booleans(),
         "documents": mostly(st.lists(st.dictionaries(TEXT, TEXT, max_size=2), max_size=2), JUNK),
+        "prediction": mostly(PREDICTION, JUNK),
         "reasoning_effort": EFFORT,
         "return_token_ids": st.booleans(),
     },

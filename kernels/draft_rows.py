@@ -157,6 +157,6 @@ def _expand_rules(processing: Processing, drafts: Mapping[int, Sequence[int]], r
         processing,
         rows=rows,
         processors=processors,
-        masked_rows=[row_at[row] for row in processing.masked_rows],
+        masked_rows=[row_at[row] + i for row in processing.masked_rows for i in range(1 + len(drafts.get(row, ())))],
         failures={},
     )

@@ -44,8 +44,9 @@ class Processing:
     masked_rows: list[int] = attrs.field(factory=list)
     """Rows with a bit mask, ascending."""
     masks: Callable[[], Sequence[bytes | str]] = no_masks
-    """Waits for the mask of each of these rows, or for why it has none. A mask is little-endian words of 32 bits, the
-    lowest bit first, as grammar libraries write them; a token whose bit is 0, or that has none, is not drawn."""
+    """Waits for the mask of each of these rows, and of their draft rows, or for why it has none. A mask is
+    little-endian words of 32 bits, the lowest bit first, as grammar libraries write them; a token whose bit is 0, or
+    that has none, is not drawn."""
     failures: dict[int, str] = attrs.field(factory=dict, eq=False)
     """Filled in by `edited`: rows for which no token is left, and why. What is drawn for them means nothing."""
 

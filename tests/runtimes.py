@@ -108,7 +108,7 @@ def serving_info(config: RuntimeConfig) -> ServingInfo:
         block_size=config.engine.block_size,
         num_blocks=config.engine.num_blocks,
         vocab_size=config.vocab_size,
-        settings={},
+        settings={"speculative": config.engine.speculative},
     )
 
 

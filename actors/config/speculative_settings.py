@@ -37,3 +37,10 @@ class SpeculativeSettings(TierSettings):
         "by default measured when an engine starts",
         resolved="measured",
     )
+    speculative_kv_cost: float = setting(
+        0.0,
+        "--speculative-kv-cost",
+        minimum=0,
+        metavar="COST",
+        help="with --speculative-costs, what it costs in addition if a token reads the KV of 1,000 others",
+    )

@@ -152,6 +152,11 @@ def _documents() -> dict[str, Any]:
     return chat([said("Hi.")], documents=[{f"k{i}": "x" * 20 for i in range(256)}] * 500)
 
 
+def _prediction(num_parts: int, num_characters: int) -> dict[str, Any]:
+    part = {"type": "text", "text": text_of(num_characters)}
+    return {"type": "content", "content": [part] * num_parts}
+
+
 def _replies(tools: int = 1) -> Callable[[int], Sequence[RawRequest]]:
     """Ask in each API, streamed and whole, for REPLY_TOKENS of what the server's model writes."""
 
@@ -189,6 +194,8 @@ TOOL_ROWS: Sequence[Row] = (
     Row("deep tool schema", one(CHAT, lambda: chat([said("Hi.")], tools=_deep_tools()))),
     Row("tools by name", one(CHAT, lambda: chat([said("Hi.")], tools=_nested_tools(5, 5), tool_choice=_allowed()))),
     Row("20,000 documents", one(CHAT, lambda: chat([said("Hi.")], documents=[{"text": "x" * 300}] * 20_000))),
+    Row("prediction of 1 MB", one(CHAT, lambda: chat([said("Hi.")], prediction=_prediction(1, MEBIBYTE)))),
+    Row("prediction in 20,000 parts", one(CHAT, lambda: chat([said("Hi.")], prediction=_prediction(20_000, 40)))),
     Row("4,000 tool calls", one(CHAT, _calls)),
     Row("tools with marks", one(MESSAGES, lambda: chat([said(parts(1, "Hi."))], tools=_marked_tools()))),
     Row("4 MB of tool schemas on chat", one(CHAT, lambda: chat([said("Hi.")], tools=_nested_tools(50, 1300)))),

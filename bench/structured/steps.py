@@ -35,7 +35,9 @@ class TimedMasks:
         self._masks = masks
         self.waited_s = 0.0
 
-    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
+    def begin(
+        self, grammars: list[SequenceGrammar], drafts: Sequence[Sequence[int]] = ()
+    ) -> Callable[[], Sequence[Mask]]:
         result = self._masks.begin(grammars)
 
         def wait() -> Sequence[Mask]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.actors.reference_runtime import cached, reference_runtime
+from tests.actors.reference_runtime import Server, cached, reference_runtime
 from tests.near import assert_same
 from tests.tiny import full_blocks
-from tests.traps.wire import prompt_of
+from tests.traps.wire import CHAT, prompt_of
 
 PERIOD = prompt_of(12, seed=7)
 PROMPT = PERIOD * 5
@@ -26,6 +26,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "forced_length": {"min_tokens": 30, "stop_token_ids": [77], "logit_bias": {"77": 3}},
     "bad_words": {"allowed_token_ids": [60, 61, 62], "logit_bias": {"60": 2}},
     "prompt_scores": {"prompt_logprobs": 2},
+    "grammar": {"guided_regex": "(ab|cd){4}(one,? )+"},
+    "grammar_seeded": {"guided_regex": "(ab|cd){4}(one,? )+", "temperature": 1.0, "seed": 5},
 }
 
 
@@ -45,3 +47,38 @@ async def test_outputs(speculative: str) -> None:
         num_drafted, num_accepted = metrics.draft_tokens.value(0), metrics.accepted_tokens.value(0)
         assert metrics.usage_disputed.value(0) == 0
     assert num_drafted > num_accepted > 0, "some drafts must be right, and some wrong"
+
+
+async def test_prediction() -> None:
+    """A chat with a `prediction` has the same answer, and its usage says how much of the prediction was right."""
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 40}
+    chat |= {"temperature": 1.0, "seed": 3}
+
+    async def ask(server: Server, **fields: Any) -> dict[str, Any]:
+        exchange, answer = await server.http.post(CHAT, {**chat, **fields})
+        assert exchange.status == 200, answer
+        return dict(answer)
+
+    def told(answer: dict[str, Any]) -> tuple[int, int]:
+        details = answer["usage"]["completion_tokens_details"]
+        return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+    async with reference_runtime({}, speculative="ngram") as server:
+        plain = await ask(server)
+        assert told(plain) == (0, 0)
+        text = plain["choices"][0]["message"]["content"]
+        right = {"type": "content", "content": [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]}
+        for prediction, is_right in ((right, True), ({"type": "content", "content": "x y z " * 30}, False)):
+            answer = await ask(server, prediction=prediction)
+            assert answer["choices"] == plain["choices"]
+            accepted, _ = told(answer)
+            assert (accepted > 5) == is_right
+        streamed = await ask_stream(server, {**chat, "prediction": right})
+        assert streamed["completion_tokens_details"]["accepted_prediction_tokens"] > 5
+
+
+async def ask_stream(server: Server, chat: dict[str, Any]) -> dict[str, Any]:
+    """Return the usage of a streamed chat."""
+    body = {**chat, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    _, events = await server.http.stream(CHAT, body)
+    return dict(events[-2]["usage"])

@@ -9,7 +9,7 @@ result has a token after the one that ends its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -23,6 +23,8 @@ from ...shared.scored_tokens import pack
 from .grammars import MaskMaker
 from .step_rows import StepRows
 
+NO_DRAFTS: Mapping[int, Sequence[int]] = {}
+
 
 def make_batch(
     rows: StepRows,
@@ -32,12 +34,13 @@ def make_batch(
     some_are_special: bool = False,
     masks: MaskMaker,
     copies: Sequence[tuple[int, int]] = (),
+    drafts: Mapping[int, Sequence[int]] = NO_DRAFTS,
 ) -> StepBatch:
     """Make the batch of a plan's rows.
 
     `some_are_scored`, `some_have_rules` and `some_are_special` say whether any open sequence needs scores, changed
     logits, or has a kind or an adapter; if not, the rows are not searched for them. `masks` begins to compute the
-    masks of rows with grammars.
+    masks of rows with grammars, also of those after each of the row's `drafts`, which `kernels/draft_rows.py` adds.
     """
     states, num_going_on = rows.states, rows.num_going_on
     token_ids = [0] * num_going_on
@@ -60,7 +63,7 @@ def make_batch(
         sampling=[state.row_sampling for state in states],
         output_position=rows.num_outputs,
         scoring=_make_scoring(rows, query_start) if some_are_scored or rows.to_score else None,
-        processing=_make_processing(rows, masks) if some_have_rules else None,
+        processing=_make_processing(rows, masks, drafts) if some_have_rules else None,
         copies=copies,
         kinds=[state.kind for state in states] if some_are_special else None,
         adapters=[state.adapter for state in states] if some_are_special else None,
@@ -92,7 +95,7 @@ def _make_scoring(rows: StepRows, query_start: list[int]) -> Scoring | None:
     return scoring
 
 
-def _make_processing(rows: StepRows, masks: MaskMaker) -> Processing | None:
+def _make_processing(rows: StepRows, masks: MaskMaker, drafts: Mapping[int, Sequence[int]]) -> Processing | None:
     """Return the processors and masks that can change what is sampled, or None."""
     grammars = [
         (row, grammar)
@@ -108,11 +111,12 @@ def _make_processing(rows: StepRows, masks: MaskMaker) -> Processing | None:
     ]
     if not processors and not grammars:
         return None
+    followed = [drafts.get(row, ()) for row, _ in grammars]
     return Processing(
         rows=[row for row, _ in processors],
         processors=[processor for _, processor in processors],
         masked_rows=[row for row, _ in grammars],
-        masks=masks.begin([grammar for _, grammar in grammars]) if grammars else no_masks,
+        masks=masks.begin([grammar for _, grammar in grammars], followed) if grammars else no_masks,
     )
 
 

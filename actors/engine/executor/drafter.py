@@ -9,8 +9,6 @@ draft changes when tokens are computed, never which.
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
 from typing import Protocol
 
 import attrs
@@ -24,7 +22,7 @@ from .step_rows import StepRows
 MIN_MATCH = 2
 """The fewest tokens that have to match."""
 MAX_SEARCHED = 1 << 20
-"""Tokens that are searched in a step, a fraction of a millisecond each 100,000; the other rows have no draft in it."""
+"""Tokens that are searched in a step, a fraction of a millisecond each 100,000. Rows beyond have no draft in it."""
 
 
 @attrs.define(eq=False)
@@ -36,6 +34,11 @@ class SequenceDrafts:
     acceptance: Acceptance = attrs.field(factory=Acceptance)
     pending: Draft | None = None
     """The draft that is being verified."""
+
+
+MAX_OTHERS = 8
+"""Rows that are searched in a step although their last draft was wrong, or they had none: looking for drafts in vain
+should cost nothing that can be measured."""
 
 
 class Drafts(Protocol):
@@ -51,8 +54,8 @@ class Drafts(Protocol):
         """The most of a step; None: as many as its rows may have."""
         ...
 
-    def propose(self, rows: StepRows, num_tokens: int) -> dict[int, Draft]:
-        """Return drafts of rows that continue; none is empty. `num_tokens` are in the pass anyway."""
+    def propose(self, rows: StepRows) -> dict[int, Draft]:
+        """Return drafts of rows that continue; none is empty."""
         ...
 
     def note_accepted(self, sequence_id: int, num_accepted: int) -> None:
@@ -78,34 +81,36 @@ class Drafter:
         self.costs = costs
         self.recent = RecentOutputs() if shares_outputs else None
         self._by_sequence: dict[int, SequenceDrafts] = {}
-        self._first_row = 0
+        self._repeating: set[int] = set()
+        """Sequences whose last draft was right, at least in part."""
+        self._num_steps = 0
 
-    def propose(self, rows: StepRows, num_tokens: int) -> dict[int, Draft]:
-        """Return drafts of rows that continue; none is empty. `num_tokens` are in the pass anyway."""
+    def propose(self, rows: StepRows) -> dict[int, Draft]:
+        """Return drafts of rows that continue; none is empty."""
         found: list[tuple[int, SequenceDrafts, Draft]] = []
-        num_searched, num_rows = 0, rows.num_going_on
-        for index in range(num_rows):
-            row = (self._first_row + index) % num_rows
+        num_searched = 0
+        for place, row in enumerate(self._rows_to_search(rows)):
             state, most = rows.states[row], rows.ends[row] - rows.starts[row] - 1
             if most <= 0:
                 continue
             drafts = self._drafts_of(rows.ids[row], state)
             recent = None if self.recent is None else self.recent.of(state.keys[0])
             num_searched += len(drafts.tokens) + len(drafts.prediction) + (0 if recent is None else len(recent))
-            if num_searched > MAX_SEARCHED and index:
-                self._first_row = row
+            if num_searched > MAX_SEARCHED and place:
                 break
-            draft = self._find(drafts, recent, state, min(most, self.max_depth))
+            draft = _to_follow(self._find(drafts, recent, state, min(most, self.max_depth)), state)
             if draft is not None:
                 found.append((row, drafts, draft))
         if not found:
             return {}
-        chances = [_chances(drafts, draft) for _, drafts, draft in found]
-        depths = choose_depths(chances, self.max_tokens, num_tokens, sum(rows.samples), self.costs)
+        chances = [drafts.acceptance.chances(draft.num_matched, draft.shares) for _, drafts, draft in found]
+        lengths = [rows.ends[row] for row, _, _ in found]
+        depths = choose_depths(chances, lengths, self.max_tokens, rows.size, self.costs)
         chosen: dict[int, Draft] = {}
         for (row, drafts, draft), depth in zip(found, depths, strict=True):
             if not depth:
                 drafts.acceptance.note_untried(draft.num_matched)
+                self._repeating.discard(rows.ids[row])
                 continue
             drafts.pending = chosen[row] = attrs.evolve(draft, token_ids=draft.token_ids[:depth])
         return chosen
@@ -116,10 +121,12 @@ class Drafter:
         if drafts is not None and (draft := drafts.pending) is not None:
             drafts.acceptance.note(draft.num_matched, len(draft.token_ids), num_accepted)
             drafts.pending = None
+            (self._repeating.add if num_accepted else self._repeating.discard)(sequence_id)
 
     def release(self, sequence_id: int, state: SequenceState) -> None:
         """Forget a sequence, but for its outputs."""
         self._by_sequence.pop(sequence_id, None)
+        self._repeating.discard(sequence_id)
         if self.recent is not None:
             self.recent.add(state.keys[0], state.tokens, state.num_outputs)
 
@@ -127,6 +134,15 @@ class Drafter:
         """Forget the outputs of sequences that have ended."""
         if self.recent is not None:
             self.recent.clear()
+
+    def _rows_to_search(self, rows: StepRows) -> list[int]:
+        """Return rows whose text repeats, and a few others, which take turns."""
+        repeating = [row for row in range(rows.num_going_on) if rows.ids[row] in self._repeating]
+        others = [row for row in range(rows.num_going_on) if rows.ids[row] not in self._repeating]
+        self._num_steps += 1
+        turn = MAX_OTHERS if len(others) > MAX_OTHERS else 1
+        first = self._num_steps * turn % max(1, len(others))
+        return repeating + (others[first:] + others[:first])[:MAX_OTHERS]
 
     def _drafts_of(self, sequence_id: int, state: SequenceState) -> SequenceDrafts:
         """Return what is known of a sequence, with all its tokens."""
@@ -149,9 +165,6 @@ class Drafter:
         best: Draft | None = None
         if len(drafts.prediction):
             outputs = end[len(end) - min(len(end), state.num_outputs) :]
-            if not len(outputs):
-                token_ids = drafts.prediction[:most].tolist()
-                return Draft(token_ids, [1.0] * len(token_ids), MAX_MATCH, is_predicted=True)
             match = longest_match(drafts.prediction, outputs, min(MIN_MATCH, len(outputs)))
             if match is not None:
                 best = attrs.evolve(follow(drafts.prediction, match, most), is_predicted=True)
@@ -163,7 +176,9 @@ class Drafter:
         return best if best is not None and best.token_ids else None
 
 
-def _chances(drafts: SequenceDrafts, draft: Draft) -> list[float]:
-    """Return how likely each token of a draft is accepted."""
-    chance = drafts.acceptance.chance(draft.num_matched)
-    return list(accumulate((chance * share for share in draft.shares), mul))
+def _to_follow(draft: Draft | None, state: SequenceState) -> Draft | None:
+    """Return what of a draft can be verified under the sequence's grammar, if it has one."""
+    if draft is None or (grammar := state.sequence_grammar()) is None:
+        return draft
+    num = grammar.num_to_follow(draft.token_ids)
+    return attrs.evolve(draft, token_ids=draft.token_ids[:num], shares=draft.shares[:num]) if num else None

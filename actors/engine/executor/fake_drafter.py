@@ -27,7 +27,7 @@ class FakeDrafter:
     def max_depth(self) -> int:
         return self._backend.dials.most_tokens - 1
 
-    def propose(self, rows: StepRows, num_tokens: int) -> dict[int, Draft]:
+    def propose(self, rows: StepRows) -> dict[int, Draft]:
         drafts = {
             row: self._draft(rows.states[row], rows.ends[row] - rows.starts[row] - 1)
             for row in range(rows.num_going_on)
@@ -44,7 +44,7 @@ class FakeDrafter:
         pass
 
     def _draft(self, state: SequenceState, most: int) -> list[int]:
-        if most <= 0:
+        if most <= 0 or state.sampling.grammar is not None:
             return []
         dials, sampling = self._backend.dials, state.sampling
         seed = sampling.seed if sampling.temperature > 0 else 0

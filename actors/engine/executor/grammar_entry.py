@@ -30,6 +30,9 @@ MAX_LOSSES = 3
 Mask = bytes | str
 """A mask, or the reason why there is none."""
 
+_NOTHING: Mask = b"\0"
+"""Allows no token: what is drawn after a draft that may not be looked at is not kept."""
+
 Key = tuple[str, str]
 """The owner, whose sequences share a grammar's process, and the grammar's text."""
 
@@ -94,26 +97,29 @@ class Asked:
     gap: int
     next_opening_id: int | None
     ends_early: bool
+    drafts: list[int]
 
     @classmethod
-    def of(cls, grammar: SequenceGrammar, row: Row) -> Asked:
+    def of(cls, grammar: SequenceGrammar, row: Row, drafts: Sequence[int]) -> Asked:
         answer = grammar.answer
         opening_id = grammar.next_opening_id
-        return cls(row, answer, len(answer), grammar.num_answers, grammar.gap, opening_id, grammar.ends_early)
+        num, ends = grammar.num_answers, grammar.ends_early
+        return cls(row, answer, len(answer), num, grammar.gap, opening_id, ends, list(drafts))
 
-    def from_process(self, process: GrammarFollower) -> RowAsk:
+    def from_process(self, process: GrammarFollower, *, with_drafts: bool) -> RowAsk:
         """Return the request to a process that has followed the sequence as far as the row says, and update the row."""
         row = self.row
         is_new = row.process is not process or row.num_answers != self.num_answers
         token_ids = self.answer[0 if is_new else row.num_sent : self.num_tokens]
         row.process, row.num_answers, row.num_sent = process, self.num_answers, self.num_tokens
-        return RowAsk(row.number, is_new, token_ids, self.gap, self.next_opening_id, self.ends_early)
+        drafts = self.drafts if with_drafts else []
+        return RowAsk(row.number, is_new, token_ids, self.gap, self.next_opening_id, self.ends_early, drafts)
 
 
 class Entry:
     """A grammar, its process and its sequences."""
 
-    def __init__(self, tenant: str, key: Key, get_server: GetServer, limits: MaskLimits, max_rows: int) -> None:
+    def __init__(self, tenant: str, key: Key, get_server: GetServer, limits: MaskLimits, max_masks: int) -> None:
         self.tenant = tenant
         self.key = key
         self.text = key[1]
@@ -127,12 +133,13 @@ class Entry:
         """When it was prepared for a sequence that has not begun yet."""
         self._get_server = get_server
         self._limits = limits
-        self._max_rows = max_rows
+        self._max_masks = max_masks
         self._lock = threading.Lock()
         self._process: GrammarFollower | None = None
         self._refusal: str | None = None
         """The reason why none of its sequences can be followed."""
         self._num_deaths = 0
+        self._follows_drafts = True
         self._forgotten: list[int] = []
         """Sequences that are gone, which the process has not been told yet."""
         self._asked: GrammarFollower | None = None
@@ -174,27 +181,29 @@ class Entry:
         if process is not None and process.is_compiled:
             self._ask(process, rows)
 
-    def masks(self, rows: Sequence[Asked]) -> list[Mask]:
-        """Wait for the requested masks."""
-        masks: list[Mask] = []
+    def masks(self, rows: Sequence[Asked]) -> list[list[Mask]]:
+        """Wait for the requested masks of each row: of its next token, and after each of its drafts."""
+        masks: list[list[Mask]] = []
         num_losses = 0
         while len(masks) < len(rows):
             process = self._compiled_process()
             left = rows[len(masks) :]
             if process is None or num_losses == MAX_LOSSES:
-                return masks + [self._refusal or GRAMMAR_LOST] * len(left)
+                return masks + [_failed(row, self._refusal or GRAMMAR_LOST) for row in left]
             if self._asked is not process:
                 self._ask(process, left)
             self._asked = None
-            masks += [_failure(mask) if isinstance(mask, str) else mask for mask in process.masks()]
+            for row, found in zip(left, process.masks(), strict=False):
+                masks.append(_failed(row, _failure(found)) if isinstance(found, str) else [*found])
             if process.lost is not None and len(masks) < len(rows):
                 num_losses += 1
-                if (reason := self._lose(process)) is not None:
-                    masks.append(_failure(reason))
-        return masks
+                row = rows[len(masks)]
+                if self._lose(process, row) is not None:
+                    masks.append(_failed(row, _failure(process.lost.reason or "")))
+        return [found + [_NOTHING] * (1 + len(row.drafts) - len(found)) for row, found in zip(rows, masks, strict=True)]
 
     def _ask(self, process: GrammarFollower, rows: Sequence[Asked]) -> None:
-        asks = [row.from_process(process) for row in rows]
+        asks = [row.from_process(process, with_drafts=self._follows_drafts) for row in rows]
         process.ask(self._limits.of(self.tenant), self._take_forgotten(), asks)
         self._asked = process
 
@@ -202,12 +211,15 @@ class Entry:
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 
-    def _lose(self, process: GrammarFollower) -> str | None:
-        """Release a process that has ended. Return what was wrong with its computation, if anything."""
+    def _lose(self, process: GrammarFollower, row: Asked) -> str | None:
+        """Release a process that has ended while it worked on a row. Return why the row fails, if it does."""
         assert process.lost is not None
         reason = process.lost.reason
         with self._lock:
             self._process = None
+        if reason is not None and row.drafts and self._follows_drafts:
+            self._follows_drafts = False  # they may have been the cause, and nobody may ever draw them
+            return None
         if reason is not None:
             self._limits.lower(self.tenant)
             self._num_deaths += 1
@@ -222,7 +234,7 @@ class Entry:
         with self._lock:
             if self._process is None and self._refusal is None:
                 try:
-                    self._process = GrammarFollower(self._get_server(), self.text, self._max_rows)
+                    self._process = GrammarFollower(self._get_server(), self.text, self._max_masks)
                 except NoTokenizer:
                     self._refusal = NO_TOKENIZER
                 except (OSError, RuntimeError, MemoryError):
@@ -249,6 +261,10 @@ class Entry:
             if self.ready.done():
                 return
             self.ready.set_result(None)
+
+
+def _failed(row: Asked, reason: str) -> list[Mask]:
+    return [reason] * (1 + len(row.drafts))
 
 
 def _failure(reason: str) -> str:

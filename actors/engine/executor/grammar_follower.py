@@ -38,13 +38,13 @@ class Lost:
 class GrammarFollower:
     """A process with a grammar. Used by one thread at a time."""
 
-    def __init__(self, server: ForkServer, text: str, max_rows: int) -> None:
+    def __init__(self, server: ForkServer, text: str, max_masks: int) -> None:
         """Fork a process and have it compile a grammar. Raises OSError."""
         self._server = server
         self._mask_bytes = len(server.greeting)
         descriptor = os.memfd_create("masks")
         try:
-            os.ftruncate(descriptor, max_rows * (1 + self._mask_bytes))
+            os.ftruncate(descriptor, max_masks * (1 + self._mask_bytes))
             self._shared = mmap.mmap(descriptor, 0)
             self._fork: Fork = server.fork(descriptor)
         finally:
@@ -53,8 +53,9 @@ class GrammarFollower:
         self._lock = threading.Lock()
         self.is_compiled = False
         self._refusal: str | None = None
-        self._max_rows = max_rows
-        self._num_rows = 0
+        self._max_masks = max_masks
+        self._num_masks: list[int] = []
+        """Of each row that was asked for."""
         self.lost: Lost | None = None
         self._send(SECONDS.pack(COMPILING_S) + text.encode("utf-8", "surrogatepass"))
 
@@ -74,23 +75,26 @@ class GrammarFollower:
 
     def ask(self, limit_s: float, gone: list[int], rows: list[RowAsk]) -> None:
         """Begin to compute masks, once the grammar is compiled."""
-        self._shared[: len(rows)] = bytes([PENDING]) * len(rows)
+        self._num_masks = [1 + len(row.drafts) for row in rows]
+        num_places = sum(self._num_masks)
+        self._shared[:num_places] = bytes([PENDING]) * num_places
         self._send(msgspec.msgpack.encode(Ask(limit_s, gone, rows)))
-        self._num_rows = len(rows)
 
-    def masks(self) -> list[bytes | str]:
-        """Return the requested masks, or the reasons why there are none; fewer if the process is lost."""
+    def masks(self) -> list[list[bytes] | str]:
+        """Return the requested masks of each row, or the reason why there are none; of fewer if the process is lost."""
         answer = self._receive()
         reasons = {} if answer is None else msgspec.msgpack.decode(answer, type=dict[int, str])
-        masks: list[bytes | str] = []
-        for place in range(self._num_rows):
+        found: list[list[bytes] | str] = []
+        place = 0
+        for num_masks in self._num_masks:
             state = self._shared[place]
             if state == PENDING:
                 break
-            start = self._max_rows + place * self._mask_bytes
-            has_mask = state == HAS_MASK
-            masks.append(self._shared[start : start + self._mask_bytes] if has_mask else reasons.get(place, _UNKNOWN))
-        return masks
+            start, size = self._max_masks + place * self._mask_bytes, self._mask_bytes
+            masks = [self._shared[at : at + size] for at in range(start, start + num_masks * size, size)]
+            found.append(masks if state == HAS_MASK else reasons.get(place, _UNKNOWN))
+            place += num_masks
+        return found
 
     def let_go(self) -> None:
         """Have the process exit as soon as it is idle."""

@@ -44,7 +44,9 @@ class MaskMaker(Protocol):
 
     def prepare(self, grammar: OutputGrammar) -> Future[Any]: ...
 
-    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]: ...
+    def begin(
+        self, grammars: list[SequenceGrammar], drafts: Sequence[Sequence[int]] = ()
+    ) -> Callable[[], Sequence[Mask]]: ...
 
     def warm_up(self) -> None: ...
 
@@ -59,8 +61,10 @@ class NoMasks:
         nothing.set_result(None)
         return nothing
 
-    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
-        return lambda: [NO_TOKENIZER] * len(grammars)
+    def begin(
+        self, grammars: list[SequenceGrammar], drafts: Sequence[Sequence[int]] = ()
+    ) -> Callable[[], Sequence[Mask]]:
+        return lambda: [NO_TOKENIZER] * (len(grammars) + sum(map(len, drafts)))
 
     def warm_up(self) -> None:
         pass
@@ -72,10 +76,10 @@ class NoMasks:
 class GrammarMasks:
     """Compiles the grammars of one engine and computes their masks, in other processes."""
 
-    def __init__(self, tokenizer_json: bytes, eos_token_ids: tuple[int, ...], max_rows: int = 256) -> None:
-        """Processes are started when they are needed, or by `warm_up`. `max_rows`: maximum sequences in one step."""
+    def __init__(self, tokenizer_json: bytes, eos_token_ids: tuple[int, ...], max_masks: int = 256) -> None:
+        """Processes are started when they are needed, or by `warm_up`. `max_masks`: of one step."""
         self._frames = tokenizer_json, json.dumps(eos_token_ids).encode()
-        self._max_rows = max_rows
+        self._max_masks = max_masks
         self._server: ForkServer | None = None
         self._server_lock = threading.Lock()
         self._limits = MaskLimits()
@@ -119,18 +123,26 @@ class GrammarMasks:
             self._changed.notify()
             return entry.ready
 
-    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
-        """Begin to compute the masks of the next tokens of these sequences. The result waits for them."""
+    def begin(
+        self, grammars: list[SequenceGrammar], drafts: Sequence[Sequence[int]] = ()
+    ) -> Callable[[], Sequence[Mask]]:
+        """Begin to compute the masks of the next tokens of these sequences. The result waits for them.
+
+        `drafts`: for each sequence, tokens that may come next; the masks after each follow that of the sequence. Empty:
+        there are none.
+        """
+        drafts = drafts or [()] * len(grammars)
         by_entry: dict[Entry, list[Asked]] = {}
         places: dict[Entry, list[int]] = {}
         with self._changed:
             self._settle()
-            for place, grammar in enumerate(grammars):
+            for place, (grammar, draft) in enumerate(zip(grammars, drafts, strict=True)):
                 if not grammar.is_reasoning:
                     row = self._rows.get(grammar) or self._begin_row(grammar)
-                    by_entry.setdefault(row.entry, []).append(Asked.of(grammar, row))
+                    by_entry.setdefault(row.entry, []).append(Asked.of(grammar, row, draft))
                     places.setdefault(row.entry, []).append(place)
-        return self._in_order.submit(self._compute, by_entry, places, len(grammars)).result
+        num_masks = [1 + len(draft) for draft in drafts]
+        return self._in_order.submit(self._compute, by_entry, places, num_masks).result
 
     def close(self) -> None:
         """End every process. No step may be running."""
@@ -147,14 +159,15 @@ class GrammarMasks:
             entry.close()
 
     def _compute(
-        self, by_entry: Mapping[Entry, list[Asked]], places: Mapping[Entry, list[int]], num_rows: int
+        self, by_entry: Mapping[Entry, list[Asked]], places: Mapping[Entry, list[int]], num_masks: list[int]
     ) -> list[Mask]:
         for entry, rows in by_entry.items():
             entry.ask(rows)
-        masks: dict[int, Mask] = {}
+        masks: dict[int, list[Mask]] = {}
         for entry, rows in by_entry.items():
             masks.update(zip(places[entry], entry.masks(rows), strict=True))
-        return [masks[place] if place in masks else self._any_but_end() for place in range(num_rows)]
+        free = [] if len(masks) == len(num_masks) else [self._any_but_end()]
+        return [mask for place, num in enumerate(num_masks) for mask in masks.get(place, free * num)]
 
     def _any_but_end(self) -> Mask:
         try:
@@ -166,7 +179,7 @@ class GrammarMasks:
     # ------------------------------------------------------------ entries (called with the lock held)
 
     def _new_entry(self, grammar: OutputGrammar | SequenceGrammar) -> Entry:
-        entry = Entry(grammar.tenant, _key(grammar), self._running_server, self._limits, self._max_rows)
+        entry = Entry(grammar.tenant, _key(grammar), self._running_server, self._limits, self._max_masks)
         self._entries[entry.key] = entry
         return entry
 

@@ -83,13 +83,13 @@ def _make_drafter(config: EngineConfig, backend: Backend) -> Drafts | None:
         return FakeDrafter(backend) if isinstance(backend, FakeBackend) else None
     if not backend.capabilities.verifies_drafts:
         raise ValueError(f"the {backend.capabilities.name} executor verifies no drafts: --speculative must be off")
-    most_rows = config.max_num_seqs + _num_draft_rows(config)
+    most_rows = min(config.max_num_seqs + _num_draft_rows(config), config.max_num_batched_tokens)
     if config.speculative_costs is not None:
-        costs = PassCosts.of(dict(config.speculative_costs))
+        costs = PassCosts.of(dict(config.speculative_costs), config.speculative_kv_cost / 1000)
     elif isinstance(backend, FakeBackend):
         costs = FREE
     else:
-        costs = measure_costs(backend, min(most_rows, config.max_num_batched_tokens))
+        costs = measure_costs(backend, most_rows, backend.memory_plan.max_model_len)
     return Drafter(
         max_depth=config.num_speculative_tokens,
         max_tokens=_num_draft_rows(config),
@@ -127,4 +127,6 @@ def _make_masks(config: EngineConfig) -> GrammarMasks | None:
     folder = Path(config.model_path)
     if not (folder / "tokenizer.json").is_file():
         return None
-    return GrammarMasks(load_library(folder).source, config.eos_token_ids, config.max_num_seqs)
+    return GrammarMasks(
+        load_library(folder).source, config.eos_token_ids, config.max_num_seqs + _num_draft_rows(config)
+    )

@@ -7,8 +7,9 @@ interrupted; here the operating system kills a process that takes too much CPU t
         greeting the tokens that a grammar may end with, as a mask; empty if the library cannot map its tokens to bytes
     grammar  seconds (8 bytes) that compiling may take, and the text. The answer is empty, or the reason for a failure
     ask      msgpack: the seconds for one mask, sequences to forget, and a `RowAsk` for each other sequence.
-             The answer, msgpack: reasons for missing masks, by place. The shared memory has a status byte per place,
-             which shows what was done if the process is killed before it answers, followed by the masks
+             The answer, msgpack: reasons for missing masks, by place. Each `RowAsk` has a place, followed by one for
+             each of its drafts. The shared memory has a status byte per place, set for a `RowAsk`'s first one, which
+             shows what was done if the process is killed before it answers, followed by the masks
 
 What must always hold: a process ends when the engine does, when it takes too much CPU time for one mask, and when it
 needs more memory than `MEMORY_BYTES`.
@@ -92,14 +93,17 @@ def follow(library: GrammarLibrary, descriptors: list[int], *, can_end: bool) ->
             for row in ask.gone:
                 rows.forget(row)
             reasons: dict[int, str] = {}
-            for place, row_ask in enumerate(ask.rows):
-                start = first + place * size
+            place = 0
+            for row_ask in ask.rows:
                 try:
-                    masks[start : start + size] = rows.mask(row_ask).tobytes()
+                    for at, words_W in enumerate(rows.masks(row_ask), place):
+                        start = first + at * size
+                        masks[start : start + size] = words_W.tobytes()
                     masks[place] = HAS_MASK
                 except GrammarError as error:
                     reasons[place] = str(error).encode("utf-8", "replace").decode()
                     masks[place] = HAS_FAILED
+                place += 1 + len(row_ask.drafts)
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             link.sendall(frame_of(msgspec.msgpack.encode(reasons)))
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...grammars.grammar_library import (
     MAX_MASK_S,
+    GrammarError,
     GrammarLibrary,
     GrammarTooComplex,
     Matcher,
@@ -53,6 +54,8 @@ class RowAsk(msgspec.Struct, array_like=True):
     """The token with which the model may begin or continue to open reasoning."""
     ends_early: bool
     """Whether the answer may end where it could also continue."""
+    drafts: list[int] = []
+    """Tokens that may come next: the masks after each of them are wanted, too."""
 
 
 @attrs.define(eq=False)
@@ -97,6 +100,27 @@ class RowMasks:
         """Stop following a sequence."""
         self._rows.pop(row, None)
 
+    def masks(self, ask: RowAsk) -> list[Words]:
+        """Return the tokens that may come next, and those after each draft token. Raises GrammarError.
+
+        Where the grammar does not allow a draft token, the masks after it allow nothing.
+        """
+        masks = [self.mask(ask)]
+        masks += [np.zeros_like(masks[0]) for _ in ask.drafts]
+        row = self._rows[ask.row]
+        if ask.drafts and not row.pending:
+            ahead = row.matcher.copy()
+            for token_id, words_W in zip(ask.drafts, masks[1:], strict=True):
+                self._arm()
+                try:
+                    ahead.consume([token_id])
+                    ahead.fill(words_W)
+                except GrammarError:
+                    words_W.fill(0)
+                    break
+                self._limit_ends(words_W, ask)
+        return masks
+
     def mask(self, ask: RowAsk) -> Words:
         """Return the tokens that may come next. Raises GrammarError."""
         row = self._rows.get(ask.row)
@@ -112,14 +136,18 @@ class RowMasks:
         row.debt_s = max(0.0, row.debt_s + took_s - num_tokens * MAX_MASK_S)
         if row.debt_s > MAX_DEBT_S:
             raise GrammarTooComplex(f"its tokens take more than {MAX_MASK_S * 1e3:.0f} ms each to find")
-        end_mask = self._library.end_mask
-        if not self._can_end or (not ask.ends_early and (words_W & ~end_mask).any()):
-            words_W &= ~end_mask
+        self._limit_ends(words_W, ask)
         if row.gap and not row.has_begun:
             words_W |= self._spaces()
         if (token_id := ask.next_opening_id) is not None and token_id // 32 < len(words_W):
             words_W[token_id // 32] |= np.uint32(1 << token_id % 32)
         return words_W
+
+    def _limit_ends(self, words_W: Words, ask: RowAsk) -> None:
+        """Remove the tokens that end an output where it may not end."""
+        end_mask = self._library.end_mask
+        if not self._can_end or (not ask.ends_early and (words_W & ~end_mask).any()):
+            words_W &= ~end_mask
 
     def _follow(self, row: _Row, *, is_opening: bool) -> Matcher | None:
         """Return a matcher that has consumed all tokens of the answer; None if they open reasoning instead."""

@@ -62,6 +62,18 @@ class SequenceGrammar:
         """Whether reasoning is open: then any token is allowed that does not end the output before its answer."""
         return self._closing is not None
 
+    def num_to_follow(self, draft: Sequence[int]) -> int:
+        """Return how many of these tokens may come next without any but the answer's own grammar deciding about them.
+
+        None while reasoning may be opened; of reasoning, those before it could close.
+        """
+        if self._may_open:
+            return 0
+        if self._closing is None:
+            return len(draft)
+        last = self._closing_ids[-1]
+        return next((at for at, token_id in enumerate(draft) if token_id == last), len(draft))
+
     @property
     def next_opening_id(self) -> int | None:
         """The token with which the model may begin or continue to open reasoning."""

@@ -73,11 +73,6 @@ class SequenceState:
             adapter=admit.adapter,
         )
 
-    @property
-    def draws_only_one(self) -> bool:
-        """Whether it advances only one position per pass, because the mask of the next output needs the last one."""
-        return self.sampling.grammar is not None
-
     def logit_processor(self) -> LogitProcessor | None:
         """Return its logit processor, if its sampling has rules. All tokens before the next one must be known."""
         rules = self.sampling.rules

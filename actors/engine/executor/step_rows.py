@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from ...messages.executor import StepPlan, ToScore
+from .draft_depth import StepSize
 from .sequence_state import SequenceState
 
 
@@ -58,7 +59,7 @@ class StepRows:
             ends = [start + 1 for start in starts]
         else:
             ends = [
-                start + 1 if state.draws_only_one else max(start + 1, min(start + most, state.max_len - 1))
+                max(start + 1, min(start + most, state.max_len - 1))
                 for start, state in zip(starts, states, strict=False)
             ]
         carried = [True] * num_going_on
@@ -80,6 +81,13 @@ class StepRows:
     def may_yield_several(self) -> bool:
         """Whether any row may advance by more than one position."""
         return any(self.ends[row] - self.starts[row] > 1 for row in range(self.num_going_on))
+
+    @property
+    def size(self) -> StepSize:
+        """What the rows cost without drafts."""
+        num, starts = self.num_going_on, self.starts
+        chunks = sum(self.ends[num:]) - sum(starts[num:])
+        return StepSize(num + chunks, sum(self.samples), sum(starts))
 
     def skip(self, num_copied: Mapping[int, int]) -> None:
         """Exclude tokens whose KV is copied from the rows. They are by sequence."""

@@ -242,20 +242,21 @@ class Executor:
             rows.skip({sequence_id: copy.num_tokens for sequence_id, copy in step.copies.items()})
         step.writes = self.tags.written_by(rows.states, rows.starts, rows.ends)
         self.tags.forget(step.writes)
+        drafts = {}
+        if self.drafter is not None and rows.may_yield_several:
+            drafts = self.drafter.propose(rows)
+            step.predicted_rows = {row for row, draft in drafts.items() if draft.is_predicted}
+        tokens = {row: draft.token_ids for row, draft in drafts.items()}
         step.batch = make_batch(
             rows,
+            drafts=tokens,
             some_are_scored=self._table.some_are_scored,
             some_have_rules=self._table.some_have_rules,
             some_are_special=self._table.some_are_special,
             masks=self._masks,
             copies=[(copy.source, copy.destination) for copy in step.copies.values()],
         )
-        if self.drafter is not None and rows.may_yield_several:
-            drafts = self.drafter.propose(rows, len(step.batch.token_ids))
-            if drafts:
-                tokens = {row: draft.token_ids for row, draft in drafts.items()}
-                step.expanded = ExpandedBatch.of(step.batch, tokens)
-                step.predicted_rows = {row for row, draft in drafts.items() if draft.is_predicted}
+        step.expanded = ExpandedBatch.of(step.batch, tokens) if tokens else None
         step.running = self.backend.launch(step.batch if step.expanded is None else step.expanded.batch)
 
     def _complete(self, step: LaunchedStep, rows: StepRows, following: LaunchedStep | None) -> StepDone:

@@ -122,6 +122,14 @@ def test_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bench.finish()
     drafting = {d.row_ids[row] for d in bench.handled if isinstance(d, StepDone) for row in d.draft_rows}
     assert len(drafting) == 4
+    monkeypatch.undo()
+    monkeypatch.setattr(drafter_module, "MAX_OTHERS", 1)
+    bench = DraftingBench(replies=PERIODIC)
+    for index in range(4):
+        bench.submit([1, 2, index], 90)
+    bench.finish()
+    drafting = {d.row_ids[row] for d in bench.handled if isinstance(d, StepDone) for row in d.draft_rows}
+    assert len(drafting) == 4, "each must have its turn"
 
 
 def test_costly_passes_verify_nothing() -> None:

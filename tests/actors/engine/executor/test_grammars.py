@@ -105,6 +105,18 @@ def test_other_sequences_of_a_grammar_that_had_to_be_ended(masks: GrammarMasks, 
     assert isinstance(masks_of(masks, sequence(ENDLESS, tenant="another"))[0], bytes)
 
 
+def test_draft_that_takes_too_long(masks: GrammarMasks, made: Made) -> None:
+    """A draft whose masks kill the process costs neither its sequence nor the grammar anything: no later one is
+    followed."""
+    followed = sequence(ENDLESS)
+    (before,) = masks_of(masks, followed)
+    for _ in range(2 * MAX_DEATHS):
+        first, *after = masks.begin([followed], [LETTER * 4])()
+        assert first == before and len(after) == len(LETTER * 4)
+        assert all(isinstance(mask, bytes) and len(mask) == 1 for mask in after[1:]), "nothing is known of it"
+    assert len(made.processes) == 2 and masks_of(masks, followed) == [before]
+
+
 def test_tenants_share_no_process(masks: GrammarMasks, made: Made) -> None:
     """A grammar that one tenant has compiled is compiled again for another, so that its timing tells nothing."""
     for tenant in ("a", "b", "a"):

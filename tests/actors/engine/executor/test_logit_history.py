@@ -127,7 +127,9 @@ def test_masks_are_made_while_the_backend_runs() -> None:
     num_masked = 0
 
     class Masks(NoMasks):
-        def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
+        def begin(
+            self, grammars: list[SequenceGrammar], drafts: Sequence[Sequence[int]] = ()
+        ) -> Callable[[], Sequence[Mask]]:
             nonlocal order, num_masked
             order += "begin "
             num_masked += len(grammars)

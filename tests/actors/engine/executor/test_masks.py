@@ -132,6 +132,51 @@ def test_grammar_that_becomes_too_complex(masks: GrammarMasks) -> None:
     assert len(allowed(second)) >= 10
 
 
+@pytest.mark.parametrize("spec", [schema(PERSON), regex("[a-c]{3,9}!")])
+@pytest.mark.parametrize("num_wrong", [0, 1])
+def test_masks_after_drafts(masks: GrammarMasks, spec: GrammarSpec, num_wrong: int) -> None:
+    """The masks after draft tokens are those of single steps, up to one that the grammar does not allow: after that, no
+    token is; other sequences of the step are not concerned, nor is what follows."""
+    grammar = OutputGrammar(grammar_text(spec))
+    single, drafting, other = (SequenceGrammar(grammar, [], ends_early=True) for _ in range(3))
+    generator, first = random.Random(5), allowed(mask_of(masks, other))
+    for _ in range(6):
+        draft: list[int] = []
+        expected: list[set[int]] = [allowed(mask_of(masks, single))]
+        for _ in range(3):
+            if (choices := expected[-1] - {EOS}) == set():
+                break
+            draft.append(generator.choice(sorted(choices)))
+            single.add_output(draft[-1])
+            expected.append(allowed(mask_of(masks, single)))
+        wrong = [next(i for i in range(4, 4000) if i not in expected[-1])] * num_wrong
+        beside, *found = masks.begin([other, drafting], [[], [*draft, *wrong, *wrong]])()
+        assert allowed(beside) == first
+        assert [allowed(mask) for mask in found[: len(expected)]] == expected
+        assert [allowed(mask) for mask in found[len(expected) :]] == [set()] * (2 * num_wrong)
+        for token_id in draft:
+            drafting.add_output(token_id)
+
+
+def test_draft_that_is_too_complex(masks: GrammarMasks) -> None:
+    """A draft whose masks take too long fails nothing: it is not accepted, and the sequence goes on."""
+    sequence = SequenceGrammar(OutputGrammar(LATE), [], ends_early=True)
+    digits = ids("7") * LATE_DIGITS
+    first, *after = masks.begin([sequence], [digits])()
+    assert allowed(first) and not allowed(after[-1])
+    sequence.add_output(digits[0])
+    assert allowed(mask_of(masks, sequence))
+
+
+def test_drafts_that_may_be_followed() -> None:
+    """No draft is followed while reasoning may be opened, and in reasoning none from where it could close."""
+    grammar = OutputGrammar(DIGITS, OPEN, CLOSE)
+    assert SequenceGrammar(grammar, [], ends_early=True).num_to_follow([1, 2]) == 0
+    reasons = SequenceGrammar(grammar, list(OPEN), ends_early=True)
+    assert reasons.num_to_follow([1, 2]) == 2 and reasons.num_to_follow([1, *CLOSE, 2]) == 1
+    assert SequenceGrammar(grammar, [*OPEN, *CLOSE], ends_early=True).num_to_follow([1, *CLOSE]) == 2
+
+
 @pytest.mark.parametrize("spec", [schema(PERSON), schema(UNION), regex("[a-c]{3,9}!")])
 def test_rebuilt_matcher_is_the_same(masks: GrammarMasks, spec: GrammarSpec) -> None:
     """A mask depends only on the outputs, not on whether the matcher has followed them or was made afterwards."""

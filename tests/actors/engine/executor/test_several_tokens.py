@@ -220,6 +220,8 @@ def test_rows_with_a_grammar_advance_one() -> None:
 class AllMasks(NoMasks):
     """Allows every token."""
 
-    def begin(self, grammars: list[SequenceGrammar]) -> Callable[[], Sequence[Mask]]:
+    def begin(
+        self, grammars: list[SequenceGrammar], drafts: Sequence[Sequence[int]] = ()
+    ) -> Callable[[], Sequence[Mask]]:
         masks = [b"\xff" * 32] * len(grammars)
         return lambda: masks
