@@ -22,6 +22,8 @@ SEPARATOR = -1
 """Stands between texts that do not belong together; no token."""
 MAX_MATCH = 16
 """The most tokens of an output's end that are compared."""
+MAX_OCCURRENCES = 1024
+"""Occurrences of the last token that are compared further: the latest. A text of one token has as many as tokens."""
 _MAX_VOTERS = 32
 """Occurrences that are followed: the latest."""
 
@@ -69,10 +71,13 @@ class Match:
 
 
 def longest_match(searched_T: Tokens, end_E: Tokens, least: int) -> Match | None:
-    """Find the longest end of `end_E`, of at least `least` tokens, that something follows in `searched_T`."""
+    """Find the longest end of `end_E`, of at least `least` tokens, that something follows in `searched_T`.
+
+    Of its last token, only the latest `MAX_OCCURRENCES` are looked at.
+    """
     if not len(end_E) or len(searched_T) < 2:
         return None
-    lasts = np.flatnonzero(searched_T[:-1] == end_E[-1])
+    lasts = np.flatnonzero(searched_T[:-1] == end_E[-1])[-MAX_OCCURRENCES:]
     num_tokens = min(1, len(lasts))
     while len(lasts) and num_tokens < len(end_E):
         longer = lasts[lasts >= num_tokens]

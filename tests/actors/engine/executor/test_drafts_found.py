@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quipu.actors.engine.executor.draft_lookup import (
     MAX_MATCH,
+    MAX_OCCURRENCES,
     SEPARATOR,
     GrowingTokens,
     follow,
@@ -37,6 +38,14 @@ def test_match_is_the_longest(searched: list[int], end: list[int]) -> None:
     assert (None if found is None else (found.num_tokens, found.nexts.tolist())) == expected
     if expected is not None:
         assert longest_match(ids(*searched), ids(*end), expected[0] + 1) is None
+
+
+def test_few_of_many_occurrences_are_compared() -> None:
+    """In a text of one token, only the latest occurrences are compared, whatever its length."""
+    searched = np.full(100_000, 7, dtype=np.int32)
+    match = longest_match(searched, searched[-MAX_MATCH:], 2)
+    assert match is not None and match.num_tokens == MAX_MATCH
+    assert len(match.nexts) == MAX_OCCURRENCES and match.nexts[-1] == len(searched) - 1
 
 
 def test_latest_is_followed() -> None:
