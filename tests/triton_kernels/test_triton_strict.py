@@ -91,6 +91,27 @@ def test_batch_invariance(checkpoints: dict[str, Path], name: str, monkeypatch: 
     assert torch.equal(torch.cat(results), cold)
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_draft_rows(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Match one prefill with rows of one token each in one pass, the later of which read what the earlier write."""
+    monkeypatch.setattr(probe, "products_are_invariant", lambda linear, *_: linear.name == "own")
+    backend = make_triton(checkpoints[name], determinism="strict")
+    assert backend.capabilities.verifies_drafts
+    length, num_compared, blocks = 20, 3, scattered_blocks(5, seed=6)
+    whole = make_batch({"token_ids": TOKENS[:length], "position": 0, "blocks": BLOCKS})
+    cold = backend.logits(whole, list(range(length - num_compared, length)))
+    backend.cache.fill(float("nan"))
+    head = length - num_compared
+    backend.logits(make_batch({"token_ids": TOKENS[:head], "position": 0, "blocks": blocks[:3], "slot": 1}), [])
+    drafted = [
+        {"token_ids": [TOKENS[position]], "position": position, "blocks": blocks[:3], "slot": 1}
+        for position in range(head, length)
+    ]
+    beside = {"token_ids": prompt(9, seed=1), "position": 0, "blocks": [blocks[3]], "slot": 0}
+    batch = make_batch(*drafted, beside)
+    assert torch.equal(backend.logits(batch, list(range(num_compared))), cold)
+
+
 def test_fast_does_not_claim_invariance(checkpoints: dict[str, Path]) -> None:
     """Do not claim strict if it was not requested, because nothing has been checked."""
     backend = make_triton(checkpoints["qwen3-tied"])
