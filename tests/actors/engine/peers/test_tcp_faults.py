@@ -14,10 +14,8 @@ import trio
 from quipu.actors.engine.peers import peer_client, tcp_link
 from quipu.actors.engine.peers.peer_link import PeerLink
 from quipu.actors.engine.peers.tcp_network import PeerAddress, TcpListener, TcpNetwork
-from quipu.actors.fleet.processes import strangers
 from quipu.actors.fleet.processes.link_tls import LinkTls
 from tests.actors.engine.engine_pairs import Side, open_sides
-from tests.authorities import Authority
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
 from tests.runtimes import eventually
@@ -26,21 +24,6 @@ from tests.tiny import BLOCK
 HOST: Final = "127.0.0.1"
 SECRET: Final = bytes(range(32))
 PROMPT: Final = [*prompt_of(20 * BLOCK, seed=1), 7, 8, 9]
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "PENALTY_S", 0.01)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours")
-
-
-@pytest.fixture(params=["plain", "tls"])
-def tls(request: pytest.FixtureRequest, authority: Authority) -> LinkTls | None:
-    return authority.files(HOST) if request.param == "tls" else None
 
 
 @attrs.define(eq=False)
