@@ -129,6 +129,10 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
     found = eventually(lambda: _found(server.get(f"/v1/usage/{name}")), "the record is in the ledger")
     assert found is not None
     yield "/v1/usage", found.headers, found.json()
+    for path, label in ((f"/v1/usage/{name}/receipt", "/v1/usage receipt"), ("/v1/usage/keys", "/v1/usage/keys")):
+        response = server.get(path)
+        assert response.status_code == 200, response.text
+        yield label, response.headers, response.json()
     for path in PATHS:
         response = server.get(path)
         assert (response.status_code == 404) == path.endswith("nowhere"), response.text

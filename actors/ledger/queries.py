@@ -37,6 +37,7 @@ class Query:
     models: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    idempotency_digests: tuple[str, ...] = ()
     disputed_only: bool = False
 
     def _named(self) -> dict[str, list[str]]:
@@ -48,6 +49,7 @@ class Query:
             "model": self.models,
             "endpoint": self.endpoints,
             "outcome": tuple(outcome.value for outcome in self.outcomes),
+            "idempotency_digest": self.idempotency_digests,
         }
         return {name: list(values) for name, values in named.items() if values}
 

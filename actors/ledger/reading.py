@@ -32,7 +32,7 @@ from .fields import restore
 from .folder import LedgerFolder
 from .queries import GroupColumn, Query, Sum, SumBuilder, select_sums
 from .retry_groups import Member, counted, is_counted, member_of, select_members
-from .schema import records
+from .schema import marks, records
 from .segment_files import BEGINNING, DiskStorage, Position, scan
 
 __all__ = ["GroupColumn", "KeptEngines", "LedgerError", "LedgerReader", "LedgerRecord", "Query", "Sum", "open_reader"]
@@ -147,6 +147,28 @@ class LedgerReader:
                     ]
         counting = counted([*loaded, *unloaded])
         return _Groups(counting, tuple(member.request_id for member in loaded))
+
+    @property
+    def data_dir(self) -> Path | None:
+        return None if self._folder is None else self._folder.data_dir
+
+    def hashes(self, server: str, first: int, end: int) -> dict[int, str]:
+        """Return the hashes of a server's chained entries with numbers from `first` to before `end`, by number."""
+        about = None if self._folder is None else self._folder.about()
+        found: dict[int, str] = {}
+        with self.connection() as connection:
+            if self._folder is not None and about is not None:
+                loaded = BEGINNING if connection is None else loaded_position(connection, about.ledger)
+                for entry in entries_after(self._folder, loaded):
+                    if entry.server == server and entry.number is not None and first <= entry.number < end:
+                        found[entry.number] = entry.hash
+            if connection is not None:
+                connection.rollback()  # and see what was loaded meanwhile
+                for table in (records, marks):
+                    there = sa.and_(table.c.server == server, table.c.number >= first, table.c.number < end)
+                    rows = connection.execute(sa.select(table.c.number, table.c.hash).where(there))
+                    found |= {row.number: row.hash for row in rows}
+        return found
 
     @contextmanager
     def connection(self) -> Iterator[sa.Connection | None]:

@@ -50,6 +50,11 @@ def test_commands(tmp_path: Path) -> None:
         assert live.returncode == 0 and account["ended"] == "running" and account["agrees"]
         assert sums["prompt_tokens_total"]["ledger"] == sums["prompt_tokens_total"]["counter"] == 160
         assert sums["prefix_cache_hits_total"]["counter"] == 64
+        receipt = tmp_path / "receipt.json"
+        receipt.write_bytes(server.get(f"/v1/usage/{seen[1]}/receipt").content)
+        checked = json.loads(ledger(tmp_path, "verify-receipt", str(receipt), "--json").stdout)
+        assert checked["problems"] == [] and checked["is_signer_known"] and checked["is_compared"]
+        assert (checked["record"]["request_id"], checked["record"]["completion_tokens"]) == (seen[1], 3)
         with streaming(server, token_prompt("open", 40), 4000):
             assert "in order" in ledger(tmp_path, "verify").stdout
             server.process.kill()

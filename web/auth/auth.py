@@ -31,7 +31,14 @@ ADMIN_TREES = ("/v1/admin", "/v1/organization", "/v1/organizations")
 """Prefixes of routes that need an admin key as well."""
 
 RECORD_ROUTES = frozenset(
-    {"/v1/usage/<request_id>", "/v1/cache/explain/<request_id>", "/v1/cache/stats", "/v1/cache/tree", "/ui/usage"}
+    {
+        "/v1/usage/<request_id>",
+        "/v1/usage/<request_id>/receipt",
+        "/v1/cache/explain/<request_id>",
+        "/v1/cache/stats",
+        "/v1/cache/tree",
+        "/ui/usage",
+    }
 )
 """Routes that show each tenant its own records and numbers."""
 SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})

@@ -1,4 +1,4 @@
-"""The ledger on the command line: `quipu ledger verify|export|reconcile`.
+"""The ledger on the command line: `quipu ledger verify|verify-receipt|export|reconcile`.
 
 They read a data directory, a database, or both: with the server down, after a crash, or beside a running one. Results
 go to stdout, errors to stderr. The exit code is 1 if something is wrong with the ledger, and 2 if something is wrong
@@ -32,6 +32,7 @@ from quipu.actors.ledger.reconciling import ServerAccount, parse_metrics, reconc
 from .command_output import EXIT_FAILED, complain, silence
 from .keys import ADMIN_KEY_VARIABLE
 from .ledger_flags import add_place_flags, ledger_place
+from .receipt_command import add_receipt_action, verify_receipt
 
 METRICS_S = 10.0
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -43,9 +44,10 @@ def add_ledger_actions(command: argparse.ArgumentParser) -> None:
     check = actions.add_parser("verify", help="check that no record was changed, lost or damaged")
     out = actions.add_parser("export", help="export the records")
     compare = actions.add_parser("reconcile", help="compare the ledger's sums with the counters")
-    for action in (check, out, compare):
+    receipt = add_receipt_action(actions)
+    for action in (check, receipt, out, compare):
         add_place_flags(action.add_argument)
-    for action in (check, compare):
+    for action in (check, receipt, compare):
         action.add_argument("--json", action="store_true", help="print JSON")
     out.add_argument("--format", choices=[str(one) for one in ExportFormat], default="csv")
     since = "records closed at this time or later: 24h, 7d, or ISO 8601"
@@ -63,6 +65,8 @@ def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
         match arguments.action:
             case "verify":
                 return _verify(where, as_json=arguments.json)
+            case "verify-receipt":
+                return verify_receipt(arguments, environment)
             case "export":
                 return _export(where, arguments)
             case _:

@@ -1,6 +1,6 @@
 """From the flags to the store of the tier: `--kv-remote s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`.
 
-obstore and cryptography (extra `remote`) are imported here, when a bucket is opened. Credentials come from the
+obstore (extra `remote`) and cryptography are imported here, when a bucket is opened. Credentials come from the
 environment, in the variables that each cloud's own tools read (`AWS_*`, `GOOGLE_*`, `AZURE_*`), or from the machine's
 role.
 
@@ -94,7 +94,6 @@ def open_bucket(url: str, limits: BucketLimits, environment: Mapping[str, str] =
     """
     parts = check_remote_url(url)
     try:
-        import cryptography  # noqa: F401 - so that the extra is missing now, and not later
         from obstore.store import LocalStore, from_url
     except ImportError:
         raise ValueError(MISSING_EXTRA) from None

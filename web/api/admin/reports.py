@@ -9,7 +9,7 @@ bytes depend on nothing but the report and the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
@@ -18,9 +18,10 @@ import orjson
 from quipu.actors.ledger.exporting import values_of
 from quipu.actors.ledger.fields import restore
 from quipu.actors.ledger.reading import GroupColumn, LedgerRecord, Query, Sum
+from quipu.actors.ledger.receipts import Pages
 
 
-class Ledger(Protocol):
+class Ledger(Pages, Protocol):
     """What reports read: a `LedgerReader`."""
 
     def sums(
@@ -31,8 +32,6 @@ class Ledger(Protocol):
         bucket_s: int | None = None,
         collapse_retries: bool = False,
     ) -> list[Sum]: ...
-
-    def records(self, query: Query | None = None, *, newest_first: bool = False) -> Iterator[LedgerRecord]: ...
 
 
 class Report(Protocol):

@@ -1,49 +1,53 @@
-"""`GET /v1/usage/{request_id}`: the usage record of a request, and why its prompts missed the cache.
+"""`GET /v1/usage/{request_id}`, `…/receipt` and `GET /v1/usage/keys`: one record, and its receipt.
 
 The id is from the response header `X-Quipu-Request-Id`. A tenant's key is shown its own records, an admin key all.
 
-What must always hold: another tenant's record is answered like one that does not exist; a tenant sees a miss as its own
-client did (`miss_for_client`), and nothing of the hash chain, whose numbers count what others have sent.
+What must always hold: another tenant's record is answered like one that does not exist; a receipt says to everybody
+what the record's tenant may see (`shown_record.py`, `receipts.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import attrs
+from quart import Response
 from quart_trio import QuartTrio
 
-from quipu.actors.ledger.exporting import values_of
-from quipu.actors.ledger.fields import FIELD_NAMES
-from quipu.actors.ledger.reading import LedgerRecord
-
-from ...request.errors import not_found
+from ...request.errors import APIError, not_found
 from ...request.request_context import current_request_context
-from ..usage import miss_for_client
-from .usage_source import UsageSource, find_record
-
-_TENANT_FIELDS = (*FIELD_NAMES, "recovered")
+from .receipt_reports import ReceiptKeys, ReceiptReport
+from .reports import Report
+from .shown_record import shown_record
+from .usage_source import UsageSource, find_record, record_query
 
 
 def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
-    """Register the route."""
+    """Register the routes."""
 
     @app.get("/v1/usage/<request_id>")
     async def usage_record(request_id: str) -> dict[str, Any]:
         principal = current_request_context().principal
         found = await find_record(source, request_id, principal)
         if found is None:
-            raise not_found("No usage record exists for this request id.", "request_id", "record_not_found")
-        return describe(found, for_admin=principal.is_admin)
+            raise _not_found()
+        return {"object": "usage.record", **shown_record(found, for_admin=principal.is_admin)}
+
+    @app.get("/v1/usage/<request_id>/receipt")
+    async def usage_receipt(request_id: str) -> Response:
+        query = record_query(request_id, current_request_context().principal)
+        body = b"" if query is None else b"".join(await _report(ReceiptReport(query)))
+        if not body:
+            raise _not_found()
+        return Response(body, content_type="application/json")
+
+    @app.get("/v1/usage/keys")
+    async def receipt_keys() -> Response:
+        return Response(b"".join(await _report(ReceiptKeys())), content_type="application/json")
+
+    async def _report(report: Report) -> Sequence[bytes]:
+        return await source.report(report, current_request_context().principal.party)
 
 
-def describe(found: LedgerRecord, *, for_admin: bool) -> dict[str, Any]:
-    """Return a record under the names of the ledger's exports, with the misses of all prompts."""
-    misses = found.record.cache_misses
-    if not for_admin:
-        misses = tuple(map(miss_for_client, misses))
-    values = values_of(attrs.evolve(found, record=attrs.evolve(found.record, cache_misses=misses)))
-    shown: dict[str, Any] = {"object": "usage.record"}
-    shown |= values if for_admin else {name: values[name] for name in _TENANT_FIELDS}
-    shown["cache_misses"] = [{"reason": miss.reason.value, "token": miss.token} for miss in misses]
-    return shown
+def _not_found() -> APIError:
+    return not_found("No usage record exists for this request id.", "request_id", "record_not_found")

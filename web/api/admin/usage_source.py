@@ -56,10 +56,15 @@ class UsageSource(Protocol):
 
 async def find_record(source: UsageSource, request_id: str, principal: Principal) -> LedgerRecord | None:
     """Return the record of a request that the principal may see. Raises APIError (503)."""
+    query = record_query(request_id, principal)
+    return None if query is None else record_in(b"".join(await source.report(FirstRecord(query), principal.party)))
+
+
+def record_query(request_id: str, principal: Principal) -> Query | None:
+    """Return the query for a record that the principal may see. None: no record has such an id."""
     if not request_id.isprintable():  # ids are, and not every database accepts others
         return None
-    query = Query(request_ids=(request_id,), tenants=() if principal.is_admin else (principal.tenant,))
-    return record_in(b"".join(await source.report(FirstRecord(query), principal.party)))
+    return Query(request_ids=(request_id,), tenants=() if principal.is_admin else (principal.tenant,))
 
 
 @attrs.define(eq=False)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
+import orjson
 import pytest
 
+from quipu.actors.ledger.receipt_checking import check_receipt
+from quipu.actors.ledger.receipt_keys import read_key_set
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import Estimate
 from quipu.actors.messages.outcomes import Fault
+from quipu.web.api.admin.usage_source import UsageSource
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
-from tests.web.api.admin.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, client_of, record_at
+from tests.actors.ledger.open_ledgers import opened, write
+from tests.web.api.admin.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, FolderSource, client_of, record_at
 from tests.web.fakes import Client
 
 KEYS = {"acme": "sk-of-acme", "b": "sk-of-b", "ops": "sk-of-ops"}
 OTHERS_HAVE_IT = (CacheMiss(MissReason.OTHER_DOMAIN, 48), CacheMiss(MissReason.EVICTED, 16))
 
 
-def keyed(source: BookSource) -> Client:
+def keyed(source: UsageSource) -> Client:
     entries = [
         KeyEntry(id=f"id-{tenant}", name=tenant, tenant=tenant, sha256=hash_key(key), admin=tenant == "ops")
         for tenant, key in KEYS.items()
@@ -100,3 +106,19 @@ async def test_record_requires_key() -> None:
     source = BookSource([record_at(1, "req-1")])
     assert (await get(keyed(source), "/v1/usage/req-1", None))[0] == 401
     assert source.seen_queries == []
+
+
+async def test_receipts_and_their_keys(tmp_path: Path) -> None:
+    """Tenants and admins get the same receipt, without what only admins see, and the published keys check it."""
+    async with opened(tmp_path) as ledger:
+        await write(ledger, "req-1", cache_misses=OTHERS_HAVE_IT)
+        client = keyed(FolderSource(tmp_path))
+        (status, receipt), admins = [await get(client, "/v1/usage/req-1/receipt", name) for name in ("acme", "ops")]
+        assert status == 200 and admins == (200, receipt)
+        assert "other_domain" not in str(receipt) and receipt["record"]["miss_reason"] == "diverged"
+        keys = read_key_set(orjson.dumps((await get(client, "/v1/usage/keys", "b"))[1]))
+        verdict = check_receipt(orjson.dumps(receipt), keys)
+        assert (verdict.problems, verdict.is_signer_known) == ([], True)
+        for tenant, name in (("b", "req-1"), ("acme", "req-9"), ("acme", "keys")):
+            assert (await get(client, f"/v1/usage/{name}/receipt", tenant))[0] == 404
+        assert (await get(client, "/v1/usage/req-1/receipt", None))[0] == 401

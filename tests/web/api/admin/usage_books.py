@@ -70,6 +70,13 @@ class Book:
         for number, record in enumerate(reversed(found) if newest_first else found):
             yield LedgerRecord(record, "srv-1", number, "hash", recovered=False)
 
+    @property
+    def data_dir(self) -> Path | None:
+        return None
+
+    def hashes(self, server: str, first: int, end: int) -> dict[int, str]:
+        return {}
+
     def _note(self, query: Query | None) -> Query:
         query = query or Query()
         self.seen_queries.append(query)
