@@ -42,7 +42,8 @@ class Wanted:
 
     @property
     def columns(self) -> list[GroupColumn]:
-        return [GROUPS[name] for name in self.by]
+        """The ledger's columns to group by: with the model, also an adapter's parent."""
+        return [GROUPS[name] for name in self.by] + (["parent"] if "model" in self.by else [])
 
 
 def pack_prices(prices: PriceList | None) -> bytes:
@@ -94,6 +95,7 @@ def _describe(line: CostLine, by: Sequence[str]) -> dict[str, Any]:
     return {
         "start": one.bucket,
         **{name: one.group[GROUPS[name]] for name in by},
+        **({"parent": one.group["parent"]} if "model" in by else {}),
         "requests": one.num_requests,
         "prompt_tokens": one.prompt_tokens,
         "cached_tokens": one.cached_tokens,
@@ -117,6 +119,7 @@ def _describe_disputed(found: LedgerRecord) -> dict[str, Any]:
         "tenant": record.tenant,
         "api_key": record.key_id,
         "model": record.model,
+        "parent": record.parent,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
     }
@@ -128,6 +131,7 @@ def _as_csv(rows: Sequence[dict[str, Any]], whole: dict[str, Any], by: Sequence[
     names = [name for name in whole if name not in ("start", "cost", "unpriced_models")]
     file = io.StringIO()
     writer = csv.writer(file)
+    by = [*by, "parent"] if "model" in by else by
     writer.writerow(["start", *by, *names, *(_cell(f"cost_{currency}") for currency in currencies)])
     for row in rows:
         start = "" if row["start"] is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["start"]))

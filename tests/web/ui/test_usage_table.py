@@ -73,6 +73,22 @@ async def test_groups_and_total() -> None:
     assert answer["has_prices"] is False and total["cost"] == {}
 
 
+async def test_adapters_have_their_model_beside_them() -> None:
+    """Rows by model, disputed accounts and the export name the model of an adapter; a model itself has no parent."""
+    books = [record_at(60, "r1"), record_at(70, "r2", model="pirate", parent="demo", disputed=True)]
+    client = client_of(source=BookSource(books))
+    _, answer = await get(client, by=["model"])
+    assert [(row["model"], row["parent"]) for row in answer["rows"]] == [("demo", None), ("pirate", "demo")]
+    assert [(found["model"], found["parent"]) for found in answer["disputed"]] == [("pirate", "demo")]
+    _, answer = await get(client, by=["tenant"])
+    assert [row["requests"] for row in answer["rows"]] == [2] and "parent" not in answer["rows"][0]
+    query = urlencode({**RANGE, "by": "model", "format": "csv"})
+    async with client.open("GET", f"/ui/usage?{query}") as exchange:
+        await exchange.wait_started()
+        rows = list(csv.DictReader(io.StringIO((await exchange.read()).decode())))
+    assert [(row["model"], row["parent"]) for row in rows] == [("demo", ""), ("pirate", "demo")]
+
+
 async def test_buckets() -> None:
     """Only buckets in which a request ended are listed, oldest first."""
     _, answer = await get(client_of(), bucket="1h")

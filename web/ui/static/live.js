@@ -83,6 +83,7 @@ export function Live() {
         </dl>
       </section>
     </div>
+    <${Adapters} samples=${samples} />
     <${Engines} last=${seen.last} />
   `;
 }
@@ -117,6 +118,26 @@ function Graph({ name, title, show }) {
       <h2>${title}</h2>
       <p class="big">${text}</p>
       <${Sparkline} values=${values} slots=${Math.max(values.length, FEWEST_SLOTS)} label=${`${title}: now ${text}`} />
+    </section>
+  `;
+}
+
+/** What is loaded beside the model, if anything. */
+function Adapters({ samples }) {
+  const loaded = samples.get("adapter_info") ?? [];
+  if (!loaded.length) return null;
+  return html`
+    <section class="card">
+      <h2>Adapters</h2>
+      <div class="scroll" tabindex="0" role="region" aria-label="Adapters"><table>
+        <thead><tr><th>Adapter</th><th>Model</th><th>Digest</th><th class="n">Requests</th></tr></thead>
+        <tbody>
+          ${loaded.map(({ labels }) => html`<tr key=${labels.adapter}>
+            <td>${labels.adapter}</td><td>${labels.model_name}</td><td><code title=${labels.digest}>${labels.digest.slice(0, 12)}</code></td>
+            <td class="n">${count(sumOf(samples, "adapter_requests_total", { adapter: labels.adapter }))}</td>
+          </tr>`)}
+        </tbody>
+      </table></div>
     </section>
   `;
 }

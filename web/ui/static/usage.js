@@ -176,8 +176,9 @@ function partsOf(row, tiers) {
   return [rest, ...loaded, row.prompt_tokens - row.cached_tokens, row.completion_tokens];
 }
 
-/** A key by its name, with its id, since names may be given twice. */
-function Group({ name, value }) {
+/** A key by its name, with its id, since names may be given twice; an adapter with its model. */
+function Group({ name, value, parent }) {
+  if (name === "model" && parent) return html`${value} <small class="id">adapter of ${parent}</small>`;
   const known = name === "api_key" ? keyNames.get(value) : null;
   return known ? html`${known} <small class="id">${value}</small>` : html`${value ?? "–"}`;
 }
@@ -195,7 +196,7 @@ function Table({ rows, by, withStart = false, tiers, hasPrices, label }) {
       </tr></thead>
       <tbody>
         ${rows.map((row, at) => html`<tr key=${at}>
-          ${withStart && html`<td>${utc(row.start)}</td>`}${by.map((name) => html`<td key=${name}><${Group} name=${name} value=${row[name]} /></td>`)}
+          ${withStart && html`<td>${utc(row.start)}</td>`}${by.map((name) => html`<td key=${name}><${Group} name=${name} value=${row[name]} parent=${row.parent} /></td>`)}
           <td class="n">${count(row.requests)}</td><td class="n">${count(row.prompt_tokens)}</td><td class="n">${count(row.cached_tokens)}</td>
           ${tiers.map((tier) => html`<td key=${tier} class="n">${count(tokensFrom(row, tier))}</td>`)}
           <td class="n">${share(row.cached_tokens, row.queried_tokens)}</td><td class="n">${count(row.cache_write_tokens)}</td><td class="n">${count(row.completion_tokens)}</td>
@@ -214,7 +215,7 @@ function Disputed({ total, records }) {
       <thead><tr><th>Request</th><th>Closed (UTC)</th><th>Tenant</th><th>Key</th><th>Model</th><th class="n">Prompt</th><th class="n">Cached</th></tr></thead>
       <tbody>
         ${records.map((record) => html`<tr key=${record.request_id}>
-          <td><code>${record.request_id}</code></td><td>${utc(record.closed_at)}</td><td>${record.tenant}</td><td><${Group} name="api_key" value=${record.api_key} /></td><td>${record.model}</td>
+          <td><code>${record.request_id}</code></td><td>${utc(record.closed_at)}</td><td>${record.tenant}</td><td><${Group} name="api_key" value=${record.api_key} /></td><td><${Group} name="model" value=${record.model} parent=${record.parent} /></td>
           <td class="n">${count(record.prompt_tokens)}</td><td class="n">${count(record.cached_tokens)}</td>
         </tr>`)}
       </tbody>
