@@ -28,6 +28,7 @@ from bench.body_parts import (
     INPUT_TOKENS,
     JUNK,
     LAST_TOKEN,
+    LOAD,
     LOOKUP,
     MESSAGES,
     MODEL,
@@ -40,6 +41,7 @@ from bench.body_parts import (
     TOKEN,
     TOKENS,
     TOOL_CHOICE,
+    UNLOAD,
     mostly,
 )
 from bench.grammar_bodies import GRAMMARS
@@ -277,6 +279,12 @@ _ANTHROPIC_PROMPT: Mapping[str, Strategy[Any]] = {
     "metadata": OBJECT | st.fixed_dictionaries({"user_id": mostly(TEXT, JUNK)}),
 }
 
+_ADAPTER = mostly(st.sampled_from(["one", "two", "three"]), st.sampled_from([MODEL, "", "a/../b", "x" * 200]))
+_ADAPTER_PATH = mostly(
+    st.sampled_from(["first", "second", "first/."]),
+    st.sampled_from(["", ".", "..", "/etc", "nowhere", "empty", "first/adapter_config.json", "\0", "x/" * 3000]),
+)
+
 REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
         "prompt": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
@@ -285,6 +293,8 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     RESPONSES: {"input": TEXT | st.lists(ITEM, max_size=5)},
     MESSAGES: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
     COUNT: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
+    LOAD: {"lora_name": _ADAPTER, "lora_path": _ADAPTER_PATH},
+    UNLOAD: {"lora_name": _ADAPTER},
 }
 OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
@@ -351,6 +361,8 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "container": mostly(st.none(), JUNK),
     },
     COUNT: _ANTHROPIC_PROMPT,
+    LOAD: {"load_inplace": mostly(st.booleans(), JUNK)},
+    UNLOAD: {"lora_int_id": JUNK},
 }
 LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
 
@@ -386,4 +398,4 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     return data
 
 
-ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT, INPUT_TOKENS, LOOKUP)
+ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT, INPUT_TOKENS, LOOKUP, LOAD, UNLOAD)

@@ -2,7 +2,7 @@
 
 Each row is as large as a server with default limits accepts, or slightly larger. `docs/operate/limits.md` lists them; a
 new endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py`,
-`upstream_rows.py`, `explain_rows.py` or `report_rows.py`.
+`upstream_rows.py`, `explain_rows.py`, `report_rows.py` or `adapter_rows.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.http_load import request_of
+from bench.stalls.adapter_rows import ADAPTER_ROWS
 from bench.stalls.attack import RawRequest
 from bench.stalls.explain_rows import EXPLAIN_ROWS
 from bench.stalls.grammar_rows import GRAMMAR_ROWS
@@ -229,6 +230,7 @@ ROWS: Sequence[Row] = (
         refused=True,
     ),
     *REPORT_ROWS,
+    *ADAPTER_ROWS,
     # ------------------------------------------------------------ connections
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),

@@ -22,6 +22,8 @@ from typing import Any
 import attrs
 from tokenizers import Tokenizer
 
+from bench.stalls.adapter_rows import FLAGS as ADAPTING
+from bench.stalls.adapter_rows import make_adapters
 from bench.stalls.booked_ledger import write_ledger
 from bench.stalls.monitor import health_of
 from quipu.actors.shared.checkpoint import DEMO
@@ -233,6 +235,7 @@ KINDS: dict[str, Kind] = {
     "following": Kind(_long, _FLAGS_LONG, has_upstream=True, is_followed=True),
     "few_files": Kind(max_files=256),
     "booked": Kind(is_booked=True),
+    "adapting": Kind(make_adapters, ADAPTING),
     "opening": Kind(_long, _FLAGS_LONG, reply=("", "<tool_call>")),
     "calling": Kind(_long, _FLAGS_LONG, reply=("", '<tool_call>{"name": "tool0", "arguments": {}}</tool_call>')),
     "nesting": Kind(_long, _FLAGS_LONG, reply=('<tool_call>\n{"name": "tool0", "arguments": {"p0": ', '[{"p0": ')),

@@ -1,7 +1,7 @@
 """Random bodies made of each endpoint's own fields: nothing breaks, nothing leaks, everything is accounted for.
 
 `bench/bodies.py` makes the bodies; `python -m bench.stalls --fuzz` sends the same ones to a real server. 20 runtimes
-get 10 bodies each for each of six endpoints: 1,200 in all (50,000 with `--hypothesis-profile long`).
+get 10 bodies each for each endpoint: 1,800 in all (50,000 with `--hypothesis-profile long`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 import attrs
 import pytest
@@ -17,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.bodies import ENDPOINTS, bodies
-from bench.body_parts import COUNT, MESSAGES
+from bench.body_parts import COUNT, LOAD, MESSAGES, UNLOAD
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
+from tests.actors.engine.adapter_folders import make_folder
 from tests.grammars import EOS
 from tests.journals import KeptJournal
 from tests.kept_forks import kept_forks
@@ -55,6 +57,16 @@ def forks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two adapters, and one that has none."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for name in ("first", "second"):
+        make_folder(folder / name, name)
+    (folder / "empty").mkdir()
+    return folder
+
+
 def check(answer: Answer, endpoint: str) -> None:
     """Assert that a response is readable for the endpoint's clients and no server error."""
     assert answer.status < HTTPStatus.INTERNAL_SERVER_ERROR, (answer.sent, answer.body)
@@ -62,6 +74,9 @@ def check(answer: Answer, endpoint: str) -> None:
         assert answer.status == HTTPStatus.OK
         assert answer.body.endswith(b"\n\n")
         assert b'"server_error"' not in answer.body and b'"api_error"' not in answer.body, (answer.sent, answer.body)
+        return
+    if answer.content_type.startswith("text/plain"):
+        assert endpoint in (LOAD, UNLOAD) and answer.status == HTTPStatus.OK
         return
     parsed = json.loads(answer.body)
     if answer.status != HTTPStatus.OK:
@@ -72,7 +87,7 @@ def check(answer: Answer, endpoint: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_random_bodies(endpoint: str) -> None:
+def test_random_bodies(endpoint: str, adapters: Path) -> None:
     """No 5xx; afterwards no account is open and no block held, and records, counters and clients agree.
 
     Grammars without an end are among them, and fail only their own requests.
@@ -82,12 +97,12 @@ def test_random_bodies(endpoint: str) -> None:
     @given(st.data())
     def try_bodies(data: st.DataObject) -> None:
         drawn = data.draw(st.lists(bodies(endpoint), min_size=BODIES_PER_RUNTIME, max_size=BODIES_PER_RUNTIME))
-        trio.run(serve_them, endpoint, drawn)
+        trio.run(serve_them, endpoint, drawn, adapters)
 
     try_bodies()
 
 
-async def serve_them(endpoint: str, drawn: list[bytes]) -> None:
+async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path) -> None:
     journal = KeptJournal()
     dials = Dials(only_token_id=LETTER_A)
     settings = {
@@ -95,9 +110,10 @@ async def serve_them(endpoint: str, drawn: list[bytes]) -> None:
         "max_num_batched_tokens": 2048,
         "eos_token_ids": (EOS,),
         "tool_call_parser": "hermes",
+        "max_loras": 2,
     }
     async with small_runtime(dials, journal=journal, encode_apart=True, **settings) as runtime:
-        client, answers = over_http(runtime), list[Answer]()
+        client, answers = over_http(runtime, lora_dir=adapters), list[Answer]()
         async with trio.open_nursery() as nursery:
             for sent in drawn:
                 nursery.start_soon(send, client, endpoint, sent, answers)

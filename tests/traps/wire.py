@@ -26,12 +26,12 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
 
 
-def over_http(client: Client) -> HttpClient:
+def over_http(client: Client, **options: Any) -> HttpClient:
     """Return the real application in front of `client`'s runtime, for the same tenant.
 
     Without heartbeats: a mock clock jumps to the first one while a thread tokenizes.
     """
-    return HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant", heartbeat_s=math.inf)))
+    return HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant", heartbeat_s=math.inf, **options)))
 
 
 def samples(client: Client) -> dict[str, float]:
