@@ -46,7 +46,7 @@ ADDED = (
     ("kernels/step_types.py", "    min_p: float = 0.0\n", "    made_up_share: float = 0.5\n"),
     (
         "web/api/body_table.py",
-        '    _field("return_cached_tokens_details", *OPENAI),\n',
+        '    _field("return_cached_tokens_details", *OPENAI, type=BOOLEAN),\n',
         '    _field("made_up_count", *OPENAI, messages=(3,), attribute="made_up", default=3, bounds=_LOGPROBS),\n',
     ),
     # the message that carries it

@@ -32,6 +32,7 @@ from .api.cache.tree import install_cache_tree
 from .api.models import install_models
 from .api.openai.responses_routes import install_responses
 from .api.openai.routes import install_openai
+from .api.openapi.document_route import install_document
 from .auth.auth import install_auth
 from .auth.browsers import install_browser_rules
 from .auth.keys import KeyStore
@@ -113,6 +114,7 @@ def make_app(
     install_root(app, serves_ui=options.serves_ui)
     if options.serves_ui:
         install_ui(app, keys, usage, prices, open_admin=options.open_admin)
+    install_document(app)
     return app
 
 

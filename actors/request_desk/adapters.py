@@ -26,7 +26,8 @@ from .engine_pool import EnginePool, PooledEngine
 log = structlog.get_logger()
 
 NAME_RULE = "1 to 128 of the characters A-Z a-z 0-9 . _ : @ / -, the first a letter or a digit"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
+_NAME = re.compile(NAME_PATTERN)
 
 
 def is_adapter_name(text: str) -> bool:

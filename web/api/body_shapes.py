@@ -1,4 +1,6 @@
-"""The fields of the objects within request bodies: messages, their parts, tools and options.
+"""The fields of the objects within request bodies: messages of chats, their parts, tools and options.
+
+Those of Responses are in `item_shapes.py`, those of Anthropic's API in `message_shapes.py`.
 
 A field is declared if it is read, or merely passed along by the API's own clients, such as the `id` of an item; any
 other is named to the client as ignored. `body_table.py` puts these shapes into the bodies. The schemas of tools, and
@@ -7,125 +9,186 @@ tools of OpenAI's APIs, are not compared: the template shows them as they came.
 
 from __future__ import annotations
 
-from quipu.actors.config.declarations import Bounds
-
-from .body_field import BodyField, Shape, shape
+from .body_field import ARRAY, BOOLEAN, OBJECT, STRING, BodyField, Schema, Shape, kind, shape, union
 
 BREAKPOINT = "prompt_cache_breakpoint"
-CACHE_CONTROL = "cache_control"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_SUMMARIES = ("auto", "concise", "detailed", "none")
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 4096
+MAX_NAME_CHARS = 64
+"""Of a tool of a chat."""
+MAX_STRUCTURED_CHOICES = 4096
+"""Strings of a `choice`."""
+MAX_TEMPLATE_KWARGS = 256
+RESERVED_KWARGS = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
+"""Template variables that have fields of their own."""
+MAX_DOCUMENT_FIELDS = 256
+
+TEXTS: Schema = {"type": "array", "items": {"type": "string"}}
+STOP_STRINGS: Schema = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+    "maxItems": MAX_STOP_STRINGS,
+}
+_STOP_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+STOP: Schema = {"anyOf": [_STOP_STRING, STOP_STRINGS]}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
+TEMPLATE_KWARGS: Schema = {
+    "type": "object",
+    "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}},
+    "maxProperties": MAX_TEMPLATE_KWARGS,
+}
+DOCUMENTS: Schema = {
+    "type": "array",
+    "items": {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MAX_DOCUMENT_FIELDS},
+}
+JSON_SCHEMA: Schema = {"anyOf": [{"type": "object"}, {"type": "string", "minLength": 1}]}
+"""A schema, as an object or as text."""
+CHOICES: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_STRUCTURED_CHOICES}
+SOURCE: Schema = {"type": "string", "minLength": 1}
+"""A pattern or a grammar."""
 
 
-def _choice(name: str, *choices: str) -> BodyField:
-    return BodyField(name=name, choices=choices)
+def choice(name: str, *choices: str, is_required: bool = False) -> BodyField:
+    return BodyField(name=name, choices=choices, is_required=is_required)
 
 
-def _object(name: str, inner: Shape) -> BodyField:
-    return BodyField(name=name, inner=inner)
+def inner(name: str, of: Shape, *, is_required: bool = False) -> BodyField:
+    return BodyField(name=name, inner=of, is_required=is_required)
 
 
-def _list(name: str, items: Shape) -> BodyField:
-    return BodyField(name=name, items=items)
+def objects(name: str, items: Shape, *, is_required: bool = False, min_items: int = 0) -> BodyField:
+    return BodyField(name=name, type=ARRAY, items=items, is_required=is_required, min_items=min_items)
+
+
+def text_or_objects(name: str, items: Shape, *, is_required: bool = False, min_items: int = 0) -> BodyField:
+    return BodyField(name=name, type=STRING, items=items, is_required=is_required, min_items=min_items)
+
+
+def text(name: str) -> BodyField:
+    return BodyField(name=name, type=STRING)
+
+
+def required(name: str) -> BodyField:
+    """Return a text that must be present."""
+    return BodyField(name=name, type=STRING, is_required=True)
+
+
+def flag(name: str) -> BodyField:
+    return BodyField(name=name, type=BOOLEAN)
+
+
+def anything(name: str, schema: Schema, *, is_required: bool = False) -> BodyField:
+    return BodyField(name=name, schema=schema, is_required=is_required)
 
 
 # ---------------------------------------------------------------- of all OpenAI endpoints
 
-CACHE_OPTIONS = shape(_choice("mode", "implicit", "explicit"), "prewarm", "ttl")
-STREAM_OPTIONS = shape("continuous_usage_stats", "include_obfuscation", "include_usage")
+TTL: Schema = {"type": "string", "pattern": "^[1-9][0-9]{0,5}[smhd]$"}
+CACHE_OPTIONS = shape(
+    choice("mode", "implicit", "explicit"), flag("prewarm"), anything("ttl", TTL), name="PromptCacheOptions"
+)
+STREAM_OPTIONS = shape(
+    flag("continuous_usage_stats"), flag("include_obfuscation"), flag("include_usage"), name="StreamOptions"
+)
 """Deltas are never padded to hide their length, so `include_obfuscation` has no effect."""
-_BREAKPOINT = _object(BREAKPOINT, shape("mode", "ttl"))
-_SCHEMA_FORMAT = shape("description", "name", "schema", "strict", "type")
-RESPONSE_FORMAT = shape(
-    "at_least_one", "format", _object("json_schema", _SCHEMA_FORMAT), "schema", "structures", "triggers", "type"
+BREAKPOINT_FIELD = inner(
+    BREAKPOINT, union("mode", kind("explicit", anything("ttl", TTL)), name="PromptCacheBreakpoint")
+)
+_SCHEMA = BodyField(name="schema", type=OBJECT, is_required=True)
+SCHEMA_FORMAT = shape(text("description"), required("name"), _SCHEMA, flag("strict"), "type", name="SchemaFormat")
+RESPONSE_FORMAT = union(
+    "type",
+    kind("text"),
+    kind("json_object", BodyField(name="schema", type=OBJECT)),
+    kind("json_schema", inner("json_schema", SCHEMA_FORMAT, is_required=True)),
+    kind("structural_tag", "at_least_one", "format", "structures", "triggers"),
+    name="ResponseFormat",
 )
 STRUCTURED_OUTPUTS = shape(
-    "choice",
+    anything("choice", CHOICES),
     "disable_additional_properties",
     "disable_any_whitespace",  # white space is compact in any case
     "disable_fallback",  # nothing is fallen back on
-    "grammar",
-    "json",
-    "json_object",
-    "regex",
-    "structural_tag",
+    anything("grammar", SOURCE),
+    anything("json", JSON_SCHEMA),
+    flag("json_object"),
+    anything("regex", SOURCE),
+    anything("structural_tag", JSON_SCHEMA),
     "whitespace_pattern",
+    name="StructuredOutputs",
 )
+TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$", "minLength": 1, "maxLength": MAX_NAME_CHARS}
 
 # ---------------------------------------------------------------- chat
 
-PREDICTION = shape(_list("content", shape("text", "type")), "type")
-_CHAT_CALLED = shape("arguments", "name")
-_CHAT_CALL = shape(_object("custom", shape("input", "name")), _object("function", _CHAT_CALLED), "id", "index", "type")
-CHAT_MESSAGE = shape(
-    "annotations",
-    "audio",
-    _list("content", shape(_BREAKPOINT, "refusal", "text", "type")),
-    _object("function_call", _CHAT_CALLED),
-    "name",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    _choice("role", "system", "developer", "user", "assistant", "tool", "function"),
-    "tool_call_id",
-    _list("tool_calls", _CHAT_CALL),
-)
-
-# ---------------------------------------------------------------- responses
-
-_RESPONSE_PART = shape(_BREAKPOINT, "annotations", "logprobs", "refusal", "text", "type")
-_RESPONSE_OUTPUT = shape(*_RESPONSE_PART.fields, "outcome", "stderr", "stdout")
-RESPONSE_ITEM = shape(
-    "action",
-    "arguments",
-    "call_id",
-    _list("content", _RESPONSE_PART),
-    "encrypted_content",
-    "id",
-    "input",
-    "name",
-    "namespace",
-    "operation",
-    _list("output", _RESPONSE_OUTPUT),
-    "phase",
-    _choice("role", "user", "assistant", "system", "developer"),
-    "status",
-    _list("summary", _RESPONSE_PART),
-    "tools",
+_PREDICTED = union("type", kind("text", required("text")), name="PredictedText")
+PREDICTION = union(
     "type",
+    kind("content", text_or_objects("content", _PREDICTED, is_required=True, min_items=1)),
+    name="Prediction",
 )
-REASONING = shape(
-    _choice("effort", *EFFORTS), _choice("generate_summary", *_SUMMARIES), _choice("summary", *_SUMMARIES)
-)
-RESPONSE_TEXT = shape(_object("format", _SCHEMA_FORMAT), "verbosity")
-
-# ---------------------------------------------------------------- Anthropic's messages
-
-CONTROL = shape("ttl", "type")
-_CONTROL = _object(CACHE_CONTROL, CONTROL)
-TEXT_BLOCK = shape(_CONTROL, "text", "type")
-_BLOCK = shape(
-    _CONTROL,
-    "caller",
-    _list("content", TEXT_BLOCK),
-    "context",
-    "data",
-    "id",
-    "input",
-    "is_error",
-    "name",
-    "signature",
-    "source",
-    "text",
-    "thinking",
-    "title",
-    "tool_use_id",
+_ARGUMENTS: Schema = {"anyOf": [{"type": "string"}, {"type": "object"}]}
+ARGUMENTS = anything("arguments", _ARGUMENTS, is_required=True)
+_CHAT_CALLED = shape(ARGUMENTS, required("name"), name="CalledFunction")
+_CHAT_CALL = union(
     "type",
+    kind("function", inner("function", _CHAT_CALLED, is_required=True), required("id"), "index", is_default=True),
+    kind(
+        "custom",
+        inner("custom", shape(required("input"), required("name")), is_required=True),
+        required("id"),
+        "index",
+    ),
+    name="ToolCall",
 )
-MESSAGE = shape(_list("content", _BLOCK), _choice("role", "user", "assistant", "system"))
-MESSAGES_TOOL = shape(_CONTROL, "description", "input_schema", "name", "strict", "type")
-TOOL_CHOICE = shape("disable_parallel_tool_use", "name", _choice("type", "auto", "any", "tool", "none"))
-OUTPUT_FORMAT = shape("schema", "type")
-OUTPUT_CONFIG = shape(_choice("effort", *EFFORTS), _object("format", OUTPUT_FORMAT))
-THINKING = shape(BodyField(name="budget_tokens", bounds=Bounds(minimum=1)), "type")
-METADATA = shape("user_id")
+_TEXT_PART = kind("text", required("text"), BREAKPOINT_FIELD)
+_CHAT_PART = union("type", _TEXT_PART, name="TextPart")
+_ANSWER_PART = union("type", _TEXT_PART, kind("refusal", required("refusal"), BREAKPOINT_FIELD), name="AssistantPart")
+_RESULT_PART = union("type", _TEXT_PART, kind("image_url input_audio file"), name="ToolResultPart")
+CHAT_MESSAGE = union(
+    choice("role", "system", "developer", "user", "assistant", "tool", "function"),
+    kind("system developer user", text_or_objects("content", _CHAT_PART, is_required=True, min_items=1), text("name")),
+    kind(
+        "assistant",
+        text_or_objects("content", _ANSWER_PART),
+        text("name"),
+        text("refusal"),
+        text("reasoning"),
+        text("reasoning_content"),
+        BodyField(name="audio", type=OBJECT),
+        objects("tool_calls", _CHAT_CALL),
+        inner("function_call", _CHAT_CALLED),
+    ),
+    kind(
+        "tool",
+        text_or_objects("content", _RESULT_PART, is_required=True, min_items=1),
+        required("tool_call_id"),
+        text("name"),
+    ),
+    kind("function", text_or_objects("content", _RESULT_PART), required("name")),
+    also=("annotations",),
+    name="ChatMessage",
+)
+CHAT_FUNCTION = shape(
+    anything("name", TOOL_NAME, is_required=True),
+    text("description"),
+    BodyField(name="parameters", type=OBJECT),
+    flag("strict"),
+    name="FunctionDefinition",
+)
+CHAT_TOOL = union("type", kind("function", inner("function", CHAT_FUNCTION, is_required=True)), name="ChatTool")
+TOOL_CHOICE: Schema = {
+    "anyOf": [
+        {"enum": ["auto", "none", "required"]},
+        {"type": "object", "description": "One tool, or some of them."},
+    ]
+}

@@ -18,7 +18,9 @@ from quipu.actors.config.declarations import CHAT, COMPLETIONS, EVERY_API, MESSA
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 
 from . import body_shapes as shapes
-from .body_field import OFF, BodyField, Refusal, Shape, Why
+from . import item_shapes as items
+from . import message_shapes as blocks
+from .body_field import ARRAY, BOOLEAN, OFF, STRING, BodyField, Refusal, Schema, Shape, Why
 from .foreign_table import FOREIGN
 
 MAX_CHOICES = 128
@@ -56,7 +58,12 @@ def _field(
     return BodyField(name=name, apis=apis, refusals={**refused, **(refusals or {})}, **declared)
 
 
-_FIELDS = (
+def _list_of(shape: Shape) -> Schema:
+    """Return the schema of objects that are not compared: a template shows them as they came."""
+    return {"type": ARRAY, "items": shape}
+
+
+FIELDS: tuple[BodyField, ...] = (
     # of no OpenAI endpoint
     _field("audio", off=OFF, messages=({},)),
     _field("background", off=OFF, messages=(False,)),
@@ -66,14 +73,14 @@ _FIELDS = (
     _field("mcp_servers", off=OFF, refusals={MESSAGES: Refusal(OFF)}),
     _field("modalities", off=([], ["text"]), messages=([], ["text"])),
     _field("moderation", off=_NEVER, messages=_NEVER),
-    _field("output_config", MESSAGES, off=OFF, inner=shapes.OUTPUT_CONFIG),
-    _field("output_format", MESSAGES, off=OFF, inner=shapes.OUTPUT_FORMAT),
+    _field("output_config", MESSAGES, off=OFF, inner=blocks.OUTPUT_CONFIG),
+    _field("output_format", MESSAGES, off=OFF, inner=blocks.OUTPUT_FORMAT),
     _field("prediction", CHAT, off=OFF, messages=({},), inner=shapes.PREDICTION),
     _field("previous_response_id", off=_NEVER, messages=_NEVER),
-    _field("stop_sequences", MESSAGES, off=OFF),
+    _field("stop_sequences", MESSAGES, schema=blocks.STOP_SEQUENCES, off=OFF),
     _field("suffix", off=OFF, messages=("",)),
-    _field("system", MESSAGES, off=OFF, items=shapes.TEXT_BLOCK),
-    _field("thinking", MESSAGES, off=OFF, inner=shapes.THINKING),
+    _field("system", MESSAGES, type=STRING, off=OFF, items=blocks.TEXT_BLOCK),
+    _field("thinking", MESSAGES, off=OFF, inner=blocks.THINKING),
     _field("thread", off=_NEVER, refusals={MESSAGES: Refusal(why=Why.IN_WORDS)}),
     _field("truncation", off=("disabled",), messages=("disabled",)),
     _field("web_search_options", off=_NEVER, messages=_NEVER),  # even an empty object requests a search
@@ -81,38 +88,46 @@ _FIELDS = (
     _field("add_generation_prompt", CHAT, off=(True,), messages=(True,), default=True),
     _field("add_special_tokens", off=OFF, messages=(False,), refusals={COMPLETIONS: Refusal((True,))}),
     _field("best_of", COMPLETIONS, off=(1,), messages=(1,), bounds=_SOME),
-    _field(shapes.CACHE_CONTROL, MESSAGES, inner=shapes.CONTROL),
+    _field(blocks.CACHE_CONTROL, MESSAGES, inner=blocks.CONTROL),
     _field("cache_salt", *EVERY_API, attribute="cache_salt", default="", max_length=256),
     _field("chat_template", off=OFF, messages=("",)),
-    _field("chat_template_kwargs", CHAT, RESPONSES, MESSAGES, off=OFF),
+    _field("chat_template_kwargs", CHAT, RESPONSES, MESSAGES, schema=shapes.TEMPLATE_KWARGS, off=OFF),
     _field("client_metadata", RESPONSES),
-    _field("continue_final_message", CHAT, off=OFF, messages=(False,)),
-    _field("documents", CHAT, off=OFF, messages=([],)),
-    _field("echo", COMPLETIONS, off=OFF, messages=(False,)),
-    _field("enable_thinking", CHAT, RESPONSES, off=OFF, messages=_NEVER),
-    _field("function_call", CHAT, messages=("auto",), refusals={COMPLETIONS: _NO_CALL, RESPONSES: Refusal(("auto",))}),
-    _field("functions", CHAT, off=OFF, messages=([],)),
-    _field("grammar", COMPLETIONS, CHAT, off=OFF, messages=("",)),
-    _field("guided_choice", COMPLETIONS, CHAT, off=OFF, messages=([],)),
-    _field("guided_grammar", COMPLETIONS, CHAT, off=OFF, messages=("",)),
-    _field("guided_json", COMPLETIONS, CHAT, off=OFF, messages=("",)),
-    _field("guided_regex", COMPLETIONS, CHAT, off=OFF, messages=("",)),
-    _field("include", RESPONSES),
+    _field("continue_final_message", CHAT, type=BOOLEAN, off=OFF, messages=(False,)),
+    _field("documents", CHAT, schema=shapes.DOCUMENTS, off=OFF, messages=([],)),
+    _field("echo", COMPLETIONS, type=BOOLEAN, off=OFF, messages=(False,)),
+    _field("enable_thinking", CHAT, RESPONSES, type=BOOLEAN, off=OFF, messages=_NEVER),
+    _field(
+        "function_call",
+        CHAT,
+        schema=shapes.TOOL_CHOICE,
+        messages=("auto",),
+        refusals={COMPLETIONS: _NO_CALL, RESPONSES: Refusal(("auto",))},
+    ),
+    _field("functions", CHAT, schema=_list_of(shapes.CHAT_FUNCTION), off=OFF, messages=([],)),
+    _field("grammar", COMPLETIONS, CHAT, type=STRING, off=OFF, messages=("",)),
+    _field("guided_choice", COMPLETIONS, CHAT, schema=shapes.CHOICES, off=OFF, messages=([],)),
+    _field("guided_grammar", COMPLETIONS, CHAT, schema=shapes.SOURCE, off=OFF, messages=("",)),
+    _field("guided_json", COMPLETIONS, CHAT, schema=shapes.JSON_SCHEMA, off=OFF, messages=("",)),
+    _field("guided_regex", COMPLETIONS, CHAT, schema=shapes.SOURCE, off=OFF, messages=("",)),
+    _field("include", RESPONSES, schema=items.INCLUDE),
     _field("include_reasoning", CHAT, RESPONSES, messages=(True,), default=True),
     _field("include_stop_str_in_output", *OPENAI, messages=(False,), attribute="include_stop", default=False),
-    _field("input", RESPONSES, items=shapes.RESPONSE_ITEM),
-    _field("instructions", RESPONSES, off=OFF, messages=("",)),
-    _field("logprobs", CHAT, is_portable=True),
+    _field("input", RESPONSES, type=STRING, is_required=True, items=items.RESPONSE_ITEM),
+    _field("instructions", RESPONSES, type=STRING, off=OFF, messages=("",)),
+    _field("logprobs", CHAT, type=BOOLEAN, is_portable=True),
     _field(
         "logprobs",
         COMPLETIONS,
+        also=(False,),
         bounds=_LOGPROBS,
         messages=(False,),
         refusals={RESPONSES: _NO_LOGPROBS},
         is_portable=True,
     ),
     _field("max_tokens", CHAT, refusals={RESPONSES: _OTHER_LIMIT}, bounds=_SOME, is_portable=True),
-    _field("max_tokens", COMPLETIONS, MESSAGES, bounds=_ANY, is_portable=True),
+    _field("max_tokens", COMPLETIONS, bounds=_ANY, is_portable=True),
+    _field("max_tokens", MESSAGES, bounds=_ANY, is_required=True, is_portable=True),
     _field(
         "max_completion_tokens",
         CHAT,
@@ -124,59 +139,76 @@ _FIELDS = (
     _field("max_completion_tokens", COMPLETIONS, bounds=_ANY, is_portable=True),
     _field("max_output_tokens", RESPONSES, off=_NEVER, messages=_NEVER, bounds=_SOME),
     _field("max_tool_calls", RESPONSES, bounds=_ANY),
-    _field("messages", CHAT, items=shapes.CHAT_MESSAGE, is_portable=True),
-    _field("messages", MESSAGES, items=shapes.MESSAGE),
-    _field("metadata", RESPONSES, is_portable=True),
-    _field("metadata", MESSAGES, inner=shapes.METADATA),
-    _field("model", *EVERY_API, is_portable=True),
+    _field("messages", CHAT, type=ARRAY, is_required=True, min_items=1, items=shapes.CHAT_MESSAGE, is_portable=True),
+    _field("messages", MESSAGES, type=ARRAY, is_required=True, min_items=1, items=blocks.MESSAGE),
+    _field("metadata", RESPONSES, schema=items.RESPONSE_METADATA, is_portable=True),
+    _field("metadata", MESSAGES, inner=blocks.METADATA),
+    _field("model", *EVERY_API, type=STRING, is_portable=True),
     _field("n", COMPLETIONS, CHAT, off=(1,), messages=(1,), default=1, bounds=_CHOICES, is_portable=True),
     _field("parallel_tool_calls", CHAT, RESPONSES, messages=(True,), default=True),
     _field("priority", *EVERY_API, attribute="priority", default=0, bounds=_PRIORITIES),
-    _field("prompt", COMPLETIONS, refusals={RESPONSES: Refusal()}, is_portable=True),
-    _field("prompt_cache_key", *OPENAI, is_portable=True),
+    _field(
+        "prompt", COMPLETIONS, schema=shapes.PROMPT, is_required=True, refusals={RESPONSES: Refusal()}, is_portable=True
+    ),
+    _field("prompt_cache_key", *OPENAI, type=STRING, is_portable=True),
     _field("prompt_cache_options", *OPENAI, messages=({},), inner=shapes.CACHE_OPTIONS),
     _field("prompt_cache_retention", *OPENAI, choices=("in_memory", "24h")),
     _field(
-        "prompt_logprobs", COMPLETIONS, CHAT, bounds=_LOGPROBS, messages=(False,), refusals={RESPONSES: _NO_LOGPROBS}
+        "prompt_logprobs",
+        COMPLETIONS,
+        CHAT,
+        also=(False,),
+        bounds=_LOGPROBS,
+        messages=(False,),
+        refusals={RESPONSES: _NO_LOGPROBS},
     ),
-    _field("reasoning", RESPONSES, off=OFF, messages=({},), inner=shapes.REASONING),
+    _field("reasoning", RESPONSES, off=OFF, messages=({},), inner=items.REASONING),
     _field("reasoning_effort", CHAT, off=("none",), messages=_NEVER, choices=shapes.EFFORTS),
     _field("stream_options", *OPENAI, inner=shapes.STREAM_OPTIONS, is_portable=True),
     _field("response_format", COMPLETIONS, CHAT, off=_TEXT, messages=_TEXT, inner=shapes.RESPONSE_FORMAT),
-    _field("return_cached_tokens_details", *OPENAI),
-    _field("return_token_ids", COMPLETIONS, CHAT, off=OFF, messages=(False,)),
-    _field("return_tokens_as_token_ids", COMPLETIONS, CHAT, off=OFF, messages=(False,)),
-    _field("safety_identifier", RESPONSES, is_portable=True),
-    _field("service_tier", RESPONSES),
+    _field("return_cached_tokens_details", *OPENAI, type=BOOLEAN),
+    _field("return_token_ids", COMPLETIONS, CHAT, type=BOOLEAN, off=OFF, messages=(False,)),
+    _field("return_tokens_as_token_ids", COMPLETIONS, CHAT, type=BOOLEAN, off=OFF, messages=(False,)),
+    _field("safety_identifier", RESPONSES, type=STRING, is_portable=True),
+    _field("service_tier", RESPONSES, type=STRING),
     _field("skip_special_tokens", *OPENAI, messages=(True,), attribute="skip_special_tokens", default=True),
-    _field("stop", *OPENAI, messages=([],), is_portable=True),
-    _field("store", RESPONSES),
-    _field("stream", *EVERY_API, is_portable=True),
+    _field("stop", *OPENAI, schema=shapes.STOP, messages=([],), is_portable=True),
+    _field("store", RESPONSES, type=BOOLEAN),
+    _field("stream", *EVERY_API, type=BOOLEAN, is_portable=True),
     _field("structured_outputs", COMPLETIONS, CHAT, off=OFF, messages=({},), inner=shapes.STRUCTURED_OUTPUTS),
-    _field("text", RESPONSES, off=OFF, messages=({},), inner=shapes.RESPONSE_TEXT),
+    _field("text", RESPONSES, off=OFF, messages=({},), inner=items.RESPONSE_TEXT),
     _field("thinking_token_budget", CHAT, RESPONSES, off=(-1,), messages=(-1,), bounds=Bounds(minimum=-1)),
-    _field("tool_choice", CHAT, RESPONSES, refusals={COMPLETIONS: _NO_CALL}),
-    _field("tool_choice", MESSAGES, inner=shapes.TOOL_CHOICE),
-    _field("tools", CHAT, RESPONSES, refusals={COMPLETIONS: Refusal(OFF)}),
-    _field("tools", MESSAGES, items=shapes.MESSAGES_TOOL),
+    _field("tool_choice", CHAT, RESPONSES, schema=shapes.TOOL_CHOICE, refusals={COMPLETIONS: _NO_CALL}),
+    _field("tool_choice", MESSAGES, inner=blocks.TOOL_CHOICE),
+    _field("tools", CHAT, schema=_list_of(shapes.CHAT_TOOL), refusals={COMPLETIONS: Refusal(OFF)}),
+    _field("tools", RESPONSES, schema=_list_of(items.RESPONSE_TOOL)),
+    _field("tools", MESSAGES, items=blocks.MESSAGES_TOOL),
     _field("top_logprobs", CHAT, off=OFF, messages=(False, 0), bounds=_LOGPROBS, is_portable=True),
-    _field("user", *OPENAI, is_portable=True),
-    _field("verbosity", CHAT, refusals={RESPONSES: Refusal(("medium",))}),
+    _field("user", *OPENAI, type=STRING, is_portable=True),
+    _field("verbosity", CHAT, type=STRING, refusals={RESPONSES: Refusal(("medium",))}),
 )
+"""What endpoints read and refuse, sampling fields apart."""
 
 
 def _shape_on(endpoint: str) -> Shape:
     """Return every field that an endpoint knows."""
-    read = [field for field in _FIELDS if endpoint in field.apis]
-    refused = [attrs.evolve(field, inner=None, items=None) for field in _FIELDS if endpoint in field.refusals]
+    read = [field for field in FIELDS if endpoint in field.apis]
+    refused = [attrs.evolve(field, inner=None, items=None) for field in FIELDS if endpoint in field.refusals]
     others = [BodyField(name=name) for name in (*FOREIGN, *(field.name for field in SAMPLING_FIELDS))]
-    return Shape((*read, *refused, *others), ".{}" if endpoint == MESSAGES else "[{}]")
+    return Shape((*read, *refused, *others), ".{}" if endpoint == MESSAGES else "[{}]", NAMES[endpoint])
 
 
+NAMES: Mapping[str, str] = {
+    COMPLETIONS: "CompletionRequest",
+    CHAT: "ChatCompletionRequest",
+    RESPONSES: "ResponseRequest",
+    MESSAGES: "MessageRequest",
+}
+"""Of each endpoint's body in the OpenAPI document."""
 SHAPES: Mapping[str, Shape] = {endpoint: _shape_on(endpoint) for endpoint in EVERY_API}
 """What each endpoint knows."""
 PROMPT_FIELDS: Mapping[str, str] = {COMPLETIONS: "prompt", CHAT: "messages", RESPONSES: "input", MESSAGES: "messages"}
 """The field that has each endpoint's prompt."""
-PORTABLE = frozenset(field.name for fields in (_FIELDS, SAMPLING_FIELDS) for field in fields if field.is_portable)
+PORTABLE = frozenset(field.name for fields in (FIELDS, SAMPLING_FIELDS) for field in fields if field.is_portable)
 """Fields that mean the same to every server. Not among them: `seed`, whose tokens are those of one implementation, and
 tools and schemas, for which servers need flags."""

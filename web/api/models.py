@@ -19,9 +19,10 @@ from quipu.actors.request_desk.interface import Desk, ServingInfo
 from ..request.errors import bad_value, no_model, speaks_anthropic
 from ..request.request_context import current_request_context
 from .generation import visible_to
+from .model_schemas import DEFAULT_LIMIT, LIST, MAX_LIMIT, ONE
+from .operation import route
 from .query import Parameters
 
-DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
 OWNER = "quipu"
 AGENT_INSTRUCTIONS = (
     "You are a coding agent in the user's terminal. Use the tools that you are given to read files, run commands and "
@@ -37,12 +38,12 @@ _EFFORTS = {"none": "No reasoning", "low": "Short", "medium": "Normal", "high": 
 def install_models(app: QuartTrio, desk: Desk) -> None:
     """Register the routes."""
 
-    @app.get("/v1/models")
+    @route(app, "GET /v1/models", LIST)
     async def list_models() -> dict[str, Any]:
         info = visible_to(current_request_context().principal, desk.info)
         return _list_anthropic(info, Parameters(request.args)) if speaks_anthropic() else _list_openai(info)
 
-    @app.get("/v1/models/<path:name>")  # model names contain slashes
+    @route(app, "GET /v1/models/<path:name>", ONE)  # model names contain slashes
     async def show_model(name: str) -> dict[str, Any]:
         info = visible_to(current_request_context().principal, desk.info)
         if name not in info.all_names:

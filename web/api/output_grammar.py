@@ -17,6 +17,7 @@ from quipu.actors.grammars.text_values import UnsupportedSchema
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 
 from ..request.errors import APIError, bad_value, unsupported_parameter, unsupported_value
+from .body_shapes import MAX_STRUCTURED_CHOICES
 from .fields import Fields, wrong_type
 from .json_body import parse_json
 from .json_structure import InvalidJson, TooComplex
@@ -25,8 +26,6 @@ from .pace import Pace
 MAX_GRAMMAR_CHARS = MAX_GRAMMAR_BYTES
 """Of one grammar and all of its schemas. The tokenizer counts bytes, and may be configured to take fewer."""
 MAX_GRAMMAR_DEPTH = 64
-MAX_CHOICES = 4096
-"""Strings of a `choice`."""
 ANY_OBJECT = '{"type":"object"}'
 _VALUES_AN_ITEM = 16
 _CHARS_AN_ITEM, _ITEMS_A_RULE = 1024, 4
@@ -216,10 +215,10 @@ def _source(value: Any, param: str) -> str:
 
 
 async def _choices(value: Any, param: str, pace: Pace) -> str:
-    if type(value) is not list or any(type(choice) is not str for choice in value[:MAX_CHOICES]):
+    if type(value) is not list or any(type(choice) is not str for choice in value[:MAX_STRUCTURED_CHOICES]):
         raise wrong_type(param, "a list of strings")
-    if not 0 < len(value) <= MAX_CHOICES:
-        raise bad_value(param, f"must have between 1 and {MAX_CHOICES} strings")
+    if not 0 < len(value) <= MAX_STRUCTURED_CHOICES:
+        raise bad_value(param, f"must have between 1 and {MAX_STRUCTURED_CHOICES} strings")
     return await _as_json(value, param, pace)
 
 

@@ -12,14 +12,13 @@ from quipu.actors.messages.prompts import Prompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value
+from .body_shapes import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from .body_table import PROMPT_FIELDS
 from .declared_body import Body
 from .fields import Fields, wrong_type
 from .generation import NO_SCORES, Delivery, GenerationRequest, TokenLimit, WantedScores, read_affinity_key
 from .sampling import read_sampling
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 4096
 AFFINITY_FIELDS = ("prompt_cache_key", "user")
 """The former replaces the latter in OpenAI's API. Its `safety_identifier` has nothing to do with caching."""
 

@@ -30,7 +30,7 @@ _FROM_CHECKPOINT: Mapping[type[attrs.AttrsInstance], Mapping[str, str]] = {
 }
 MAX_WORD_CHARS = 256
 _NO_RULES = LogitRules()
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _SEED_SPACE = 2**64
 _RANDOM_SEED_BITS = 53
 """Of a seed that the client did not choose and may want to send again: JavaScript and jq round longer integers."""
@@ -129,7 +129,7 @@ def _read_biases(field: SamplingField, value: Any, context: _Context) -> dict[in
     if (
         type(value) is not dict
         or any(type(bias) not in (int, float) for bias in value.values())
-        or not all(map(_TOKEN_ID.fullmatch, value))
+        or not all(map(TOKEN_ID.fullmatch, value))
     ):
         raise wrong_type(field.name, "an object of token ids and numbers")
     biases = {int(token_id): float(bias) for token_id, bias in value.items()}

@@ -13,13 +13,10 @@ from typing import Any
 from quipu.actors.messages.output import OutputFormat
 
 from ..request.errors import bad_value
+from .body_shapes import MAX_DOCUMENT_FIELDS, MAX_TEMPLATE_KWARGS, RESERVED_KWARGS
 from .fields import Fields, wrong_type
 from .pace import Pace
 
-MAX_TEMPLATE_KWARGS = 256
-_RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents", "chat_template"})
-"""Template variables that have fields of their own."""
-MAX_DOCUMENT_FIELDS = 256
 NO_BUDGET = -1
 _SWITCHES = ("enable_thinking", "thinking")
 """Template variables that switch reasoning on and off: Qwen's and DeepSeek's."""
@@ -73,8 +70,8 @@ def read_template_kwargs(fields: Fields, thinking: Thinking) -> Mapping[str, Any
         raise wrong_type("chat_template_kwargs", "an object")
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise bad_value("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_KWARGS} entries")
-    if not _RESERVED.isdisjoint(kwargs):
-        raise bad_value("chat_template_kwargs", f"must not set {', '.join(sorted(_RESERVED))}")
+    if not RESERVED_KWARGS.isdisjoint(kwargs):
+        raise bad_value("chat_template_kwargs", f"must not set {', '.join(sorted(RESERVED_KWARGS))}")
     return {**thinking.variables, **kwargs}
 
 

@@ -15,10 +15,10 @@ from quipu.actors.grammars.tool_types import types_by_property
 from quipu.actors.messages.output import ArgumentTypes, OutputRules
 
 from ..request.errors import bad_value
+from .body_shapes import MAX_NAME_CHARS
 from .fields import Fields, wrong_type
 from .pace import Pace
 
-MAX_NAME_CHARS = 64
 _ITEMS_A_PROPERTY = 8
 """Finding the types of a property takes at worst as long as reading this many parts of a message."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")

@@ -21,8 +21,9 @@ from .keys import KeyStore, runtime_principal
 
 PAGE_ROUTES = frozenset({"/ui", "/ui/", "/ui/static/<path:name>"})
 """The page of `web/ui/` and its files, which asks for a key, and for data with that key."""
-OPEN_ROUTES = frozenset({"/", "/health", "/ready"}) | PAGE_ROUTES
-"""Routes for probes, which have no key, and for what a browser loads before it has one."""
+OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/openapi.json"}) | PAGE_ROUTES
+"""Routes for probes, which have no key, for what a browser loads before it has one, and for the description of the API,
+which is the same on every server of a version."""
 ADMIN_ROUTES = frozenset(
     {"/metrics", "/server_info", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 )

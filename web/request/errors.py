@@ -98,15 +98,24 @@ def anthropic_type(status: int) -> str:
     return _ANTHROPIC_TYPES.get(status, other)
 
 
+def is_shared_path(path: str) -> bool:
+    """Return whether both APIs have a path."""
+    return path == _SHARED_PATH or path.startswith(f"{_SHARED_PATH}/")
+
+
+def is_anthropic_path(path: str) -> bool:
+    """Return whether only Anthropic's API has a path."""
+    return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES)
+
+
 def speaks_anthropic() -> bool:
     """Return whether the current request is answered in Anthropic's shape.
 
     Its path decides; on a path that both APIs have, the presence of the header `anthropic-version`.
     """
-    path = request.path
-    if path == _SHARED_PATH or path.startswith(f"{_SHARED_PATH}/"):
+    if is_shared_path(request.path):
         return "anthropic-version" in request.headers
-    return path == "/v1/messages" or path.startswith(_ANTHROPIC_TREES)
+    return is_anthropic_path(request.path)
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> APIError:

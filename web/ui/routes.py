@@ -25,11 +25,13 @@ import quipu
 
 from ..api.admin.prices import PriceList
 from ..api.admin.usage_source import UsageSource
+from ..api.operation import route
 from ..api.query import Parameters
 from ..auth.auth import is_from_this_machine
 from ..auth.keys import KeyStore
 from ..request.errors import not_found
 from ..request.request_context import current_request_context
+from .page_schemas import FILE, KEY_NAMES, REDIRECT, ROOT, SESSION, SHOW_PAGE
 from .static_files import PAGE, read_files, send
 from .usage_table import install_usage_table
 
@@ -40,23 +42,23 @@ def install_ui(
     """Register the routes. Without a `usage` source the pages show no usage."""
     files = read_files()
 
-    @app.get("/ui")
+    @route(app, "GET /ui", REDIRECT)
     async def redirect_to_page() -> Response:
         # relative, so that a proxy may serve this server below a path of its own
         return Response(b"", status=308, headers={"Location": "ui/"})
 
-    @app.get("/ui/")
+    @route(app, "GET /ui/", SHOW_PAGE)
     async def show_page() -> Response:
         return send(files[PAGE])
 
-    @app.get("/ui/static/<path:name>")
+    @route(app, "GET /ui/static/<path:name>", FILE)
     async def send_file(name: str) -> Response:
         file = files.get(name)
         if file is None:
             raise not_found("Unknown URL: no page has such a file.", code="unknown_url")
         return send(file)
 
-    @app.get("/ui/session")
+    @route(app, "GET /ui/session", SESSION)
     async def show_session() -> dict[str, Any]:
         principal = current_request_context().principal
         sees_accounts = not keys.is_open or open_admin or is_from_this_machine()
@@ -73,7 +75,7 @@ def install_ui(
             "has_prices": prices is not None,
         }
 
-    @app.get("/ui/key-names")
+    @route(app, "GET /ui/key-names", KEY_NAMES)
     async def name_keys() -> dict[str, Any]:
         asked = Parameters(request.args).texts("id") or ()
         return {"names": keys.ring.names(asked, current_request_context().principal)}
@@ -90,7 +92,7 @@ _NO_PAGES = (
 
 
 def install_root(app: QuartTrio, *, serves_ui: bool) -> None:
-    @app.get("/")
+    @route(app, "GET /", ROOT)
     async def show_way() -> Response:
         if not _is_browser():
             urls = _URLS | ({"ui": "/ui"} if serves_ui else {})

@@ -24,13 +24,14 @@ from ..api.admin.usage_buckets import WIDTHS
 from ..api.admin.usage_report import COUNTED
 from ..api.admin.usage_source import UsageSource
 from ..api.answer import whole_response
+from ..api.operation import route
 from ..api.query import Parameters
 from ..request.errors import bad_value
 from ..request.request_context import current_request_context
+from .page_schemas import FORMATS, USAGE_TABLE
 from .static_files import HEADERS
 from .table_report import GROUPS, MAX_BUCKETS, TableReport, Wanted, pack_prices
 
-FORMATS: Final = ("json", "csv")
 DEFAULT_RANGE_S: Final = 86_400
 
 
@@ -38,7 +39,7 @@ def install_usage_table(app: QuartTrio, source: UsageSource, prices: PriceList |
     """Register the route. `web/auth/auth.py` decides who may use it."""
     packed = pack_prices(prices)
 
-    @app.get("/ui/usage")
+    @route(app, "GET /ui/usage", USAGE_TABLE)
     async def usage_table() -> Response:
         wanted = _read(Parameters(request.args), time.time())
         party = current_request_context().principal.party

@@ -10,7 +10,8 @@ import pytest
 
 from quipu.actors.grammars.structural_tags import structural_tag_rules
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from quipu.web.api.output_grammar import ANY_OBJECT, MAX_CHOICES, MAX_GRAMMAR_CHARS, MAX_GRAMMAR_DEPTH
+from quipu.web.api.body_shapes import MAX_STRUCTURED_CHOICES
+from quipu.web.api.output_grammar import ANY_OBJECT, MAX_GRAMMAR_CHARS, MAX_GRAMMAR_DEPTH
 from tests.web.asked import ask, refused
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -208,7 +209,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"guided_choice": "a"}, "guided_choice", "a list of strings"),
     (CHAT, {"guided_choice": []}, "guided_choice", "between 1 and"),
     (CHAT, {"guided_choice": ["a", 1]}, "guided_choice", "a list of strings"),
-    (CHAT, {"guided_choice": ["a"] * (MAX_CHOICES + 1)}, "guided_choice", "between 1 and"),
+    (CHAT, {"guided_choice": ["a"] * (MAX_STRUCTURED_CHOICES + 1)}, "guided_choice", "between 1 and"),
     (CHAT, {"guided_regex": ""}, "guided_regex", "between 1 and"),
     (CHAT, {"guided_grammar": 5}, "guided_grammar", "a string"),
     (CHAT, {"guided_grammar": "x" * (MAX_GRAMMAR_CHARS + 1)}, "guided_grammar", "between 1 and"),

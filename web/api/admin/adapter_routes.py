@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
 
 from quart import Response
 from quart_trio import QuartTrio
@@ -24,19 +23,17 @@ from ...options import AppOptions
 from ...request.errors import APIError, bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
 from ..bodies import take_body
-from ..body_field import Shape, shape
+from ..body_field import Shape
 from ..fields import Fields, parse_object
 from ..ignored_fields import ignored_fields
-
-LOADED: Final = shape("lora_name", "lora_path", "load_inplace")
-UNLOADED: Final = shape("lora_name", "lora_int_id")
-MAX_PATH_CHARS = 4096
+from ..operation import TEXT, route
+from .admin_schemas import LOAD_ADAPTER, LOADED, MAX_PATH_CHARS, UNLOAD_ADAPTER, UNLOADED
 
 
 def install_adapter_routes(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register the routes. `web/auth/auth.py` decides who may use them."""
 
-    @app.post("/v1/load_lora_adapter")
+    @route(app, "POST /v1/load_lora_adapter", LOAD_ADAPTER)
     async def load_adapter() -> Response:
         fields = await _read_fields(LOADED, desk)
         name, path, in_place = fields.text("lora_name"), fields.text("lora_path"), fields.flag("load_inplace")
@@ -53,7 +50,7 @@ def install_adapter_routes(app: QuartTrio, desk: Desk, options: AppOptions) -> N
             ) from None
         return _say(f"Success: LoRA adapter '{name}' added successfully.")
 
-    @app.post("/v1/unload_lora_adapter")
+    @route(app, "POST /v1/unload_lora_adapter", UNLOAD_ADAPTER)
     async def unload_adapter() -> Response:
         name = (await _read_fields(UNLOADED, desk)).text("lora_name")
         try:
@@ -91,4 +88,4 @@ def _find(allowed: Path | None, path: str) -> Path:
 
 
 def _say(text: str) -> Response:
-    return Response(text, content_type="text/plain; charset=utf-8")
+    return Response(text, content_type=TEXT)

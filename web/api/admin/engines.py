@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import orjson
 from quart import Response, request
 from quart_trio import QuartTrio
 
-from quipu.actors.config.declarations import Bounds
 from quipu.actors.config.engine_roles import EngineRole, RolesRefused
 from quipu.actors.config.runtime_config import MAX_ENGINES
 from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus, LastEngine
@@ -30,27 +29,35 @@ from quipu.actors.request_desk.interface import Desk
 from ...request.errors import APIError, bad_value, no_engines, not_found
 from ...request.request_context import current_request_context
 from ..bodies import take_body
-from ..body_field import BodyField, Shape, shape
+from ..body_field import Shape
 from ..fields import Fields, missing, parse_object
 from ..ignored_fields import ignored_fields
+from ..operation import route
 from ..query import Parameters, listed
+from .admin_schemas import (
+    ADD_ENGINES,
+    ADDED,
+    CHANGE_ENGINE,
+    CHANGED,
+    DRAIN_ENGINE,
+    DRAINED,
+    LIST_ENGINES,
+    REMOVE_ENGINE,
+)
 from .routes import describe_upstreams
 
-ADDED: Final = shape(BodyField(name="count", bounds=Bounds(minimum=1, maximum=MAX_ENGINES), default=1), "role")
-CHANGED: Final = shape("role")
-DRAINED: Final = shape("mode", BodyField(name="timeout_s", bounds=Bounds(minimum=0)))
 _ENGINE_ID = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 def install_engines(app: QuartTrio, desk: Desk) -> None:
     """Register the routes. `web/auth/auth.py` decides who may use them."""
 
-    @app.get("/v1/admin/engines")
+    @route(app, "GET /v1/admin/engines", LIST_ENGINES)
     async def list_engines() -> Response:
         engines = [describe_status(status) for status in desk.engines()]
         return _answer({"engines": engines, "upstreams": describe_upstreams(desk)}, HTTPStatus.OK)
 
-    @app.post("/v1/admin/engines")
+    @route(app, "POST /v1/admin/engines", ADD_ENGINES)
     async def add_engines() -> Response:
         fields = await _read_fields(ADDED)
         if not desk.info.has_engines:
@@ -64,7 +71,7 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
         except RolesRefused as error:
             raise _roles_refused(error) from None
 
-    @app.patch("/v1/admin/engines/<engine_id>")
+    @route(app, "PATCH /v1/admin/engines/<engine_id>", CHANGE_ENGINE)
     async def change_engine(engine_id: str) -> Response:
         fields = await _read_fields(CHANGED)
         if (role := _read_role(fields)) is None:
@@ -76,13 +83,13 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
             raise _roles_refused(error) from None
         return _answer(describe_status(_find(desk, status.engine_id) or status), HTTPStatus.OK)
 
-    @app.post("/v1/admin/engines/<engine_id>/drain")
+    @route(app, "POST /v1/admin/engines/<engine_id>/drain", DRAIN_ENGINE)
     async def drain_engine(engine_id: str) -> Response:
         fields = await _read_fields(DRAINED)
         mode, timeout_s = _read_mode(fields), fields.number("timeout_s")
         return _drain(desk, engine_id, mode, timeout_s)
 
-    @app.delete("/v1/admin/engines/<engine_id>")
+    @route(app, "DELETE /v1/admin/engines/<engine_id>", REMOVE_ENGINE)
     async def remove_engine(engine_id: str) -> Response:
         force = Parameters(request.args).flag("force") or False
         hint = " Add `?force=true` to remove it nevertheless: its requests then fail."

@@ -29,7 +29,9 @@ from ...request.errors import bad_value
 from ...request.request_context import current_request_context
 from ..answer import whole_response
 from ..fields import missing
+from ..operation import route
 from ..query import Parameters
+from .report_schemas import ANTHROPIC_USAGE_REPORT, OPENAI_USAGE_REPORT, SAME_FILTERS
 from .usage_buckets import DEFAULT_WIDTH, WIDTHS, BucketWidth, Range
 from .usage_report import COUNTED, RETRIES, AnthropicReport, OpenAIReport, UsageReport
 from .usage_source import UsageSource
@@ -41,18 +43,12 @@ _NOT_ANTHROPIC: Final = {
     "service_account_ids": _NO_ACCOUNTS,
     "context_window": "requests are not counted by context length",
 }
-_SAME_FILTERS: Final = {
-    "inference_geos": ("not_available", "global", "us"),
-    "service_tiers": ("standard", "batch", "priority", "priority_on_demand", "flex", "flex_discount"),
-    "speeds": ("standard", "fast"),
-}
-"""Every request to this server has the first of these values."""
 
 
 def install_organization_usage(app: QuartTrio, source: UsageSource, unix_time: Callable[[], float] = time.time) -> None:
     """Register the routes. `web/auth/auth.py` decides who may use them."""
 
-    @app.get("/v1/organization/usage/completions")
+    @route(app, "GET /v1/organization/usage/completions", OPENAI_USAGE_REPORT)
     async def openai_usage() -> Response:
         parameters = Parameters(request.args)
         parameters.refuse(_NO_USERS)
@@ -61,7 +57,7 @@ def install_organization_usage(app: QuartTrio, source: UsageSource, unix_time: C
         matches_nothing = parameters.flag("batch") is True
         return await answer(_read_report(OpenAIReport, parameters, page, "project_ids", matches_nothing))
 
-    @app.get("/v1/organizations/usage_report/messages")
+    @route(app, "GET /v1/organizations/usage_report/messages", ANTHROPIC_USAGE_REPORT)
     async def anthropic_usage() -> Response:
         parameters = Parameters(request.args)
         parameters.refuse(_NOT_ANTHROPIC)
@@ -70,7 +66,7 @@ def install_organization_usage(app: QuartTrio, source: UsageSource, unix_time: C
         # All of them are read: an invalid value is an error even if another filter matches nothing.
         misses = [
             values is not None and allowed[0] not in values
-            for name, allowed in _SAME_FILTERS.items()
+            for name, allowed in SAME_FILTERS.items()
             for values in [parameters.choices(name, allowed)]
         ]
         return await answer(_read_report(AnthropicReport, parameters, page, "workspace_ids", any(misses)))

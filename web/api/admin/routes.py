@@ -16,29 +16,29 @@ from quipu.actors.request_desk.interface import Desk, describe_pool
 
 from ...auth.keys import KeyStore
 from ...request.errors import RETRY_AFTER_S, no_engines
-
-METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from ..operation import route
+from .admin_schemas import HEALTH, METRICS, METRICS_CONTENT_TYPE, READY, RESET, SERVER_INFO, VERSION
 
 
 def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
     """Register the routes. `web/auth/auth.py` decides who may use them."""
 
-    @app.get("/health")
-    @app.get("/ping")
+    @route(app, "GET /health", HEALTH)
+    @route(app, "GET /ping", HEALTH)
     async def health() -> Response:
         state = desk.health()
         return _probe(state, state.is_healthy)
 
-    @app.get("/ready")
+    @route(app, "GET /ready", READY)
     async def ready() -> Response:
         state = desk.health()
         return _probe(state, state.is_ready)
 
-    @app.get("/metrics")
+    @route(app, "GET /metrics", METRICS)
     async def metrics() -> Response:
         return Response(desk.render_metrics(), content_type=METRICS_CONTENT_TYPE)
 
-    @app.get("/server_info")
+    @route(app, "GET /server_info", SERVER_INFO)
     async def server_info() -> Response:
         info, state, engines = desk.info, desk.health(), desk.engines()
         first = next((status.ready for status in engines if status.state is EngineState.READY), None) or info.engine
@@ -74,14 +74,14 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
         # Settings may hold paths and the like, which JSON has only as strings.
         return Response(orjson.dumps(described, default=str), content_type="application/json")
 
-    @app.post("/reset_prefix_cache")
+    @route(app, "POST /reset_prefix_cache", RESET)
     async def reset_prefix_cache() -> Response:
         if not desk.info.has_engines:
             raise no_engines()
         desk.reset_prefix_cache()
         return Response(b"{}", content_type="application/json")
 
-    @app.get("/version")
+    @route(app, "GET /version", VERSION)
     async def version() -> dict[str, Any]:
         return {"version": quipu.__version__}
 

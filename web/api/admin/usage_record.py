@@ -16,7 +16,9 @@ from quart_trio import QuartTrio
 
 from ...request.errors import APIError, not_found
 from ...request.request_context import current_request_context
+from ..operation import route
 from .receipt_reports import ReceiptKeys, ReceiptReport
+from .report_schemas import KEYS, RECEIPT, RECORD
 from .reports import Report
 from .shown_record import shown_record
 from .usage_source import UsageSource, find_record, record_query
@@ -25,7 +27,7 @@ from .usage_source import UsageSource, find_record, record_query
 def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
     """Register the routes."""
 
-    @app.get("/v1/usage/<request_id>")
+    @route(app, "GET /v1/usage/<request_id>", RECORD)
     async def usage_record(request_id: str) -> dict[str, Any]:
         principal = current_request_context().principal
         found = await find_record(source, request_id, principal)
@@ -33,7 +35,7 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
             raise _not_found()
         return {"object": "usage.record", **shown_record(found, for_admin=principal.is_admin)}
 
-    @app.get("/v1/usage/<request_id>/receipt")
+    @route(app, "GET /v1/usage/<request_id>/receipt", RECEIPT)
     async def usage_receipt(request_id: str) -> Response:
         query = record_query(request_id, current_request_context().principal)
         body = b"" if query is None else b"".join(await _report(ReceiptReport(query)))
@@ -41,7 +43,7 @@ def install_usage_record(app: QuartTrio, source: UsageSource) -> None:
             raise _not_found()
         return Response(body, content_type="application/json")
 
-    @app.get("/v1/usage/keys")
+    @route(app, "GET /v1/usage/keys", KEYS)
     async def receipt_keys() -> Response:
         return Response(b"".join(await _report(ReceiptKeys())), content_type="application/json")
 

@@ -15,20 +15,14 @@ from __future__ import annotations
 
 from ...request.errors import bad_value
 from ..fields import Fields, missing, unsupported_type
+from ..message_shapes import OF_SERVERS, SKIPPED
 from ..pace import Pace
-
-_SKIPPED = {
-    *("browser_state", "container_upload", "fallback", "mcp_tool_listing"),
-    *("tool_addition", "tool_reference", "tool_removal"),
-}
-_OF_SERVERS = ("_tool_use", "_tool_result")
-"""Ends of the types of calls that Anthropic's servers carry out, and of their results."""
 
 
 def is_skipped(block: Fields) -> bool:
     """Return whether a block belongs to a tool or feature of Anthropic's servers."""
     kind = block.get("type")
-    return type(kind) is str and (kind in _SKIPPED or kind.endswith(_OF_SERVERS))
+    return type(kind) is str and (kind in SKIPPED or kind.endswith(OF_SERVERS))
 
 
 def blocks_of(fields: Fields, name: str, pace: Pace) -> list[Fields]:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from quipu.actors.messages.prompts import CacheTtl, Mark
 
 from ...request.errors import bad_value
-from ..body_shapes import CACHE_CONTROL as NAME
 from ..fields import Fields
+from ..message_shapes import CACHE_CONTROL as NAME
 
 MAX_BREAKPOINTS = 4
 

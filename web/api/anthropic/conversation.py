@@ -10,8 +10,8 @@ from typing import Any
 from quipu.actors.messages.prompts import CallMark, ChatPart, ContentMark
 
 from ...request.errors import bad_value
-from ..body_shapes import CACHE_CONTROL as NAME
 from ..fields import Fields, wrong_type
+from ..message_shapes import CACHE_CONTROL as NAME
 from ..pace import Pace
 from .block_texts import blocks_of, is_skipped, read_text
 from .cache_control import Breakpoints, Place

@@ -19,7 +19,9 @@ from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
 from ..generation import GenerationRequest, visible_to
+from ..operation import route
 from ..stream import Stream, Transcript
+from .answer_schemas import COUNT, MESSAGE
 from .body import read_count, read_messages_request
 from .message import PING, MessageWriter, whole_message
 
@@ -44,11 +46,11 @@ class MessageReply(Reply):
 def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register both endpoints."""
 
-    @app.post(MESSAGES)
+    @route(app, f"POST {MESSAGES}", MESSAGE)
     async def create_message() -> Response:
         return await answer(MESSAGES, read_message, desk, options)
 
-    @app.post(COUNT_ENDPOINT)
+    @route(app, f"POST {COUNT_ENDPOINT}", COUNT)
     async def count_message() -> dict[str, int]:
         return {"input_tokens": await count_tokens(MESSAGES, read, desk)}
 

@@ -20,6 +20,8 @@ from ...request.errors import not_found, unavailable
 from ...request.request_context import current_request_context
 from ..admin.usage_source import UsageSource, find_record
 from ..answer import whole_response
+from ..operation import route
+from .cache_schemas import EXPLAIN
 from .explanation_json import Reader, explanation_pieces
 
 MAX_WAITING = 32
@@ -31,7 +33,7 @@ def install_explain(app: QuartTrio, desk: Desk, usage: UsageSource | None) -> No
     # one at a time, so that they leave room for usage reports, which are read by the same process
     reading = FairTurns(max_waiting=MAX_WAITING)
 
-    @app.get("/v1/cache/explain/<request_id>")
+    @route(app, "GET /v1/cache/explain/<request_id>", EXPLAIN)
     async def explain(request_id: str) -> Response:
         principal = current_request_context().principal
         tenant = None if principal.is_admin else principal.tenant

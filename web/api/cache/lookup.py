@@ -36,12 +36,11 @@ from ..fields import Fields, missing, parse_object, read_boolean, wrong_type
 from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
 from ..openai.responses_routes import read as read_response
 from ..openai.routes import read_chat, read_completion
+from ..operation import route
 from ..usage import all_tiers, miss_for_client
+from .cache_schemas import LOOKED_UP, LOOKUP, PREFETCH
 
 ENDPOINT = "/v1/cache/lookup"
-BATCH_FIELDS = frozenset({"body", "custom_id", "method", "url"})
-"""Those of a line of a batch file."""
-PREFETCH = "prefetch"
 _BEGINS_WITH_COMPLETIONS = re.compile(rb'\s*\{\s*"url"\s*:\s*"/v1/completions"\s*,')
 _READERS: Mapping[str, Reader] = {
     CHAT: read_chat,
@@ -54,7 +53,7 @@ _READERS: Mapping[str, Reader] = {
 def install_lookup(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register the endpoint."""
 
-    @app.post(ENDPOINT)
+    @route(app, f"POST {ENDPOINT}", LOOKUP)
     async def look_up() -> Response:
         request, prefetch = await _read(desk, options)
         found = await desk.look_up(request, prefetch=prefetch)
@@ -79,7 +78,7 @@ async def _read(desk: Desk, options: AppOptions) -> tuple[Encode, bool]:
     if fields.get("method") not in (None, "POST"):
         raise bad_value("method", "must be `POST`")
     prefetch = parsed.get(PREFETCH) is not None and read_boolean(parsed[PREFETCH], PREFETCH)
-    for name in parsed.keys() - BATCH_FIELDS - {PREFETCH}:
+    for name in parsed.keys() - LOOKED_UP.by_name.keys():
         raise unknown_parameter(name[:64])
     body = parsed.get("body")
     if body is None:

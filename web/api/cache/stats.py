@@ -8,7 +8,7 @@ tenants' figures.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import orjson
 import trio
@@ -19,16 +19,15 @@ from quipu.actors.cache_insight.cache_figures import CacheFigures, Evictions, Hi
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.request_context import current_request_context
+from ..operation import route
 from ..query import Parameters
-
-DEFAULT_LIMIT: Final = 100
-MAX_LIMIT: Final = 1024
+from .cache_schemas import DEFAULT_LIMIT, MAX_LIMIT, STATS
 
 
 def install_cache_stats(app: QuartTrio, desk: Desk) -> None:
     """Register the route."""
 
-    @app.get("/v1/cache/stats")
+    @route(app, "GET /v1/cache/stats", STATS)
     async def cache_stats() -> Response:
         principal, parameters = current_request_context().principal, Parameters(request.args)
         tenant, model = parameters.text("tenant"), parameters.text("model")

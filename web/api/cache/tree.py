@@ -28,17 +28,15 @@ from quipu.actors.request_desk.interface import Desk
 from ...http.turns import FairTurns
 from ...request.errors import bad_value, not_found
 from ...request.request_context import current_request_context
+from ..operation import route
 from ..query import Parameters
+from .cache_schemas import BRANCH_ID, DEFAULT_DEPTH, DEFAULT_NODES, MAX_DEPTH, MAX_NODES, TREE
 
-MAX_NODES: Final = 2000
 MAX_BYTES: Final = 1 << 20
-DEFAULT_NODES: Final = 500
-DEFAULT_DEPTH: Final = 4
-MAX_DEPTH: Final = 1000
 NODES_AT_A_TIME: Final = 32
 PAUSE_S: Final = 0.001
 """After each group of nodes, for an engine on the same processor."""
-_BRANCH_ID = re.compile(r"[0-9a-f]{16}")
+_BRANCH_ID = re.compile(BRANCH_ID)
 _BYTES_AROUND: Final = 4096
 """Of everything but nodes."""
 _BYTES_OF_ORDER: Final = 20
@@ -73,7 +71,7 @@ def install_cache_tree(app: QuartTrio, desk: Desk) -> None:
     """Register the route."""
     slices = FairTurns()
 
-    @app.get("/v1/cache/tree")
+    @route(app, "GET /v1/cache/tree", TREE)
     async def cache_tree() -> Response:
         principal, parameters = current_request_context().principal, Parameters(request.args)
         tenant, branch_id = parameters.text("tenant"), parameters.text("from")

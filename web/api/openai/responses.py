@@ -20,6 +20,7 @@ from ..declared_body import Body
 from ..fields import Fields, wrong_type
 from ..forced_calls import read_calls_grammar
 from ..generation import GenerationRequest, TokenLimit, read_model
+from ..item_shapes import MAX_INCLUDED
 from ..output_grammar import read_format
 from ..pace import Pace
 from ..request_reader import read_delivery, read_request, unused_verbosity
@@ -30,7 +31,6 @@ from .responses_input import read_input
 from .responses_tools import ResponseTools
 from .tool_choice import read_tool_choice
 
-MAX_INCLUDED = 64
 _LOGPROBS = "message.output_text.logprobs"
 
 

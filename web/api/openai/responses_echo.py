@@ -13,10 +13,8 @@ from quipu.actors.messages.sampling import LogitRules
 from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest
+from ..item_shapes import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
 
-MAX_METADATA_PAIRS = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
 MAX_ECHOED = 1 << 16
 """Characters of `tools`, and of `tool_choice`, that a response repeats; what is beyond them is left out."""
 MAX_ECHOED_DEPTH = 128

@@ -14,18 +14,13 @@ from typing import Any
 from quipu.actors.messages.prompts import ChatPart
 
 from ..fields import Fields, missing, unsupported_type, wrong_type
+from ..item_shapes import SKIPPED
 from ..pace import Pace
 from .chat_messages import ReadMessages, TextParts, read_arguments, read_parts
 from .prompt_cache import PartBreakpoints
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name
 
-SKIPPED = {
-    *("agent_message", "code_interpreter_call", "compaction", "compaction_summary", "compaction_trigger"),
-    *("computer_call", "computer_call_output", "configuration_update", "context_compaction", "file_search_call"),
-    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
-    *("program", "program_output", "tool_search_call", "tool_search_output", "web_search_call"),
-}
 _TEXT_PARTS = ("input_text", "output_text")
 _ANSWER_PARTS = (*_TEXT_PARTS, "refusal")
 _UNREADABLE = ("input_image", "input_file")

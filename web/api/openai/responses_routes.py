@@ -24,10 +24,12 @@ from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
 from ..generation import visible_to
+from ..operation import route
 from ..stream import Stream, Transcript
 from .responses import ResponseRequest, read_response
 from .responses_body import ResponseVersions, with_items
 from .responses_items import OutputItems
+from .responses_schemas import COUNT, NOT_STORED, RESPONSE
 from .responses_stream import ResponseWriter
 
 COUNT_ENDPOINT = f"{RESPONSES}/input_tokens"
@@ -58,11 +60,11 @@ class ResponseReply(Reply):
 def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register the routes."""
 
-    @app.post(RESPONSES)
+    @route(app, f"POST {RESPONSES}", RESPONSE)
     async def create_response() -> Response:
         return await answer(RESPONSES, read, desk, options)
 
-    @app.post(COUNT_ENDPOINT)
+    @route(app, f"POST {COUNT_ENDPOINT}", COUNT)
     async def count_input() -> dict[str, Any]:
         num_tokens = await count_tokens(RESPONSES, read_counted, desk)
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
@@ -73,9 +75,10 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
         ).wanted
         return CountedPrompt(wanted.prompts[0], wanted.prompt_param, wanted.unused_fields)
 
-    @app.route(f"{RESPONSES}/<response_id>", methods=["GET", "DELETE"])
-    @app.get(f"{RESPONSES}/<response_id>/input_items")
-    @app.post(f"{RESPONSES}/<response_id>/cancel")
+    @route(app, f"GET {RESPONSES}/<response_id>", NOT_STORED)
+    @route(app, f"DELETE {RESPONSES}/<response_id>", NOT_STORED)
+    @route(app, f"GET {RESPONSES}/<response_id>/input_items", NOT_STORED)
+    @route(app, f"POST {RESPONSES}/<response_id>/cancel", NOT_STORED)
     async def find_response(response_id: str) -> Response:
         message = "This server does not store responses, so none can be retrieved, listed, cancelled or deleted."
         raise not_found(message, "response_id", "response_not_stored")

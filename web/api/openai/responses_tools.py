@@ -15,10 +15,10 @@ from typing import Any
 
 from ..fields import Fields
 from ..generation import NamespacedTool, ReplyRules
+from ..item_shapes import MAX_NAME_CHARS
 from ..pace import Pace
 from ..tool_set import ToolSet, read_name
 
-MAX_NAME_CHARS = 128
 _FREE_TEXT: Mapping[str, Any] = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 

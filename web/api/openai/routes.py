@@ -22,10 +22,12 @@ from ..content import CallIds
 from ..declared_body import Body
 from ..generation import GenerationRequest
 from ..json_structure import MAX_VALUES
+from ..operation import route
 from ..request_reader import read_delivery
 from ..stream import Stream, Transcript
 from ..usage import openai_usage
 from . import chat, chat_response, completions
+from .choices_schemas import CHAT_COMPLETION, COMPLETION
 from .chunks import ChunkWriter, Envelope, id_pieces
 from .logprobs import prompt_logprobs_pieces
 from .passing import ForwardedRoute
@@ -98,12 +100,12 @@ class ChoicesReply(Reply):
 def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register both endpoints."""
 
-    @app.post(COMPLETIONS.endpoint)
+    @route(app, f"POST {COMPLETIONS.endpoint}", COMPLETION)
     async def create_completion() -> Response:
         passing = ForwardedRoute(COMPLETIONS.endpoint, desk, options, COMPLETIONS.read)
         return await answer(COMPLETIONS.endpoint, read_completion, desk, options, MAX_VALUES, pass_on=passing)
 
-    @app.post(CHAT.endpoint)
+    @route(app, f"POST {CHAT.endpoint}", CHAT_COMPLETION)
     async def create_chat_completion() -> Response:
         passing = ForwardedRoute(CHAT.endpoint, desk, options, CHAT.read)
         return await answer(CHAT.endpoint, read_chat, desk, options, pass_on=passing)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from quipu.actors.cache_insight.cache_figures import HeldBlocks, TreeNode
 from quipu.actors.cache_insight.cache_watch import CacheWatch, WatchedPrompt
 from quipu.actors.cache_insight.prefix_tree import Passage
-from quipu.web.api.cache.tree import MAX_BYTES, MAX_NODES, NODES_AT_A_TIME
+from quipu.web.api.cache.cache_schemas import MAX_NODES
+from quipu.web.api.cache.tree import MAX_BYTES, NODES_AT_A_TIME
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore

@@ -1,0 +1,27 @@
+"""Apps with every route that a server can have, with and without keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quipu.web.app import QuipuApp, make_app
+from quipu.web.auth.key_file import KeyEntry, hash_key
+from quipu.web.auth.keys import KeyStore
+from tests.web.api.admin.usage_books import BookSource
+from tests.web.fakes import FakeDesk
+
+TENANT, ADMIN = "sk-of-acme", "sk-of-ops"
+
+
+def full_app(keys: KeyStore | None = None, desk: Any = None, options: Any = None) -> QuipuApp:
+    return make_app(desk or FakeDesk(), options, keys, usage=BookSource())
+
+
+def keyed() -> KeyStore:
+    """Return the key of a tenant and one of an admin."""
+    return KeyStore(
+        [
+            KeyEntry(id=key, name=key, tenant=tenant, sha256=hash_key(key), admin=tenant == "ops")
+            for tenant, key in (("acme", TENANT), ("ops", ADMIN))
+        ]
+    )

@@ -1,0 +1,150 @@
+"""What is declared of the routes of operators and their probes."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+from quipu.actors.config.declarations import Bounds
+from quipu.actors.config.engine_roles import EngineRole
+from quipu.actors.config.runtime_config import MAX_ENGINES
+from quipu.actors.request_desk.adapters import NAME_PATTERN
+from quipu.actors.request_desk.health import DrainMode, EngineState
+
+from ..body_field import BOOLEAN, NUMBER, STRING, BodyField, shape
+from ..operation import (
+    ANY_OBJECT,
+    COUNT,
+    OPERATORS,
+    TEXT,
+    TEXT_VALUE,
+    Named,
+    Operation,
+    array,
+    maybe,
+    one_of,
+    record,
+)
+
+METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+MAX_PATH_CHARS: Final = 4096
+_ROLE = BodyField(name="role", schema=one_of(*EngineRole), help="What the engine is for.")
+ADDED: Final = shape(BodyField(name="count", bounds=Bounds(minimum=1, maximum=MAX_ENGINES), default=1), _ROLE)
+CHANGED: Final = shape(BodyField(name="role", schema=one_of(*EngineRole), is_required=True))
+DRAINED: Final = shape(
+    BodyField(name="mode", schema=one_of(*DrainMode), help="What becomes of its requests."),
+    BodyField(name="timeout_s", type=NUMBER, bounds=Bounds(minimum=0), help="After which they are handed over."),
+)
+_NAME = BodyField(name="lora_name", schema={"type": STRING, "pattern": f"^({NAME_PATTERN})$"}, is_required=True)
+LOADED: Final = shape(
+    _NAME,
+    BodyField(
+        name="lora_path",
+        schema={"type": STRING, "maxLength": MAX_PATH_CHARS},
+        is_required=True,
+        help="A folder within the server's `--lora-dir`.",
+    ),
+    BodyField(name="load_inplace", type=BOOLEAN, help="Replace an adapter of this name."),
+)
+UNLOADED: Final = shape(BodyField(name="lora_name", type=STRING, is_required=True), "lora_int_id")
+
+_HEALTH = Named(
+    "Health",
+    record(
+        {
+            "status": one_of("ok", "unavailable"),
+            "state": TEXT_VALUE,
+            "incarnation": COUNT,
+            "detail": maybe(TEXT_VALUE),
+            "actor_restarts": COUNT,
+        }
+    ),
+)
+_UNAVAILABLE = {HTTPStatus.SERVICE_UNAVAILABLE: "It cannot serve requests now."}
+HEALTH = Operation(summary="Ask whether the server works", tag=OPERATORS, answer=_HEALTH, others=_UNAVAILABLE)
+READY = Operation(summary="Ask whether requests can be served", tag=OPERATORS, answer=_HEALTH, others=_UNAVAILABLE)
+METRICS = Operation(
+    summary="Show metrics in Prometheus's text format", tag=OPERATORS, content_type=METRICS_CONTENT_TYPE
+)
+SERVER_INFO = Operation(
+    summary="Show the server's configuration", tag=OPERATORS, answer={**ANY_OBJECT, "required": ["version", "settings"]}
+)
+RESET = Operation(
+    summary="Empty the prefix cache",
+    tag=OPERATORS,
+    help="Requests that run keep their blocks.",
+    answer=ANY_OBJECT,
+)
+VERSION = Operation(summary="Show the server's version", tag=OPERATORS, answer=record({"version": TEXT_VALUE}))
+
+_ENGINE = Named(
+    "Engine",
+    record(
+        {
+            "id": COUNT,
+            "incarnation": COUNT,
+            "role": one_of(*EngineRole),
+            "state": one_of(*EngineState),
+            "detail": maybe(TEXT_VALUE),
+            "numerics": maybe(TEXT_VALUE),
+            "num_running": COUNT,
+            "num_waiting": COUNT,
+            "blocks_used": COUNT,
+            "blocks_total": COUNT,
+            "deaths": COUNT,
+        }
+    ),
+)
+_ID = {"engine_id": "The id of an engine."}
+_NOT_FOUND = {HTTPStatus.NOT_FOUND: "No engine has this id."}
+_CONFLICT = {HTTPStatus.CONFLICT: "It is the last engine, or the server's settings allow no roles."}
+_ACCEPTED = HTTPStatus.ACCEPTED
+LIST_ENGINES = Operation(
+    summary="List the engines and upstreams",
+    tag=OPERATORS,
+    answer=record({"engines": array(_ENGINE), "upstreams": array(ANY_OBJECT)}),
+)
+ADD_ENGINES = Operation(
+    summary="Start more engines",
+    tag=OPERATORS,
+    body=ADDED,
+    body_may_be_empty=True,
+    answer=record({"ids": array(COUNT)}),
+    status=_ACCEPTED,
+    others=_CONFLICT,
+)
+CHANGE_ENGINE = Operation(
+    summary="Change an engine's role",
+    tag=OPERATORS,
+    path=_ID,
+    body=CHANGED,
+    answer=_ENGINE,
+    others={**_NOT_FOUND, **_CONFLICT},
+)
+DRAIN_ENGINE = Operation(
+    summary="Send an engine no more prompts, and end it when it holds nothing",
+    tag=OPERATORS,
+    path=_ID,
+    body=DRAINED,
+    body_may_be_empty=True,
+    answer=_ENGINE,
+    status=_ACCEPTED,
+    others={**_NOT_FOUND, **_CONFLICT},
+)
+REMOVE_ENGINE = Operation(
+    summary="Remove an engine, whose requests others continue",
+    tag=OPERATORS,
+    path=_ID,
+    query=(BodyField(name="force", type=BOOLEAN, help="Also the last one, whose requests then fail."),),
+    answer=_ENGINE,
+    status=_ACCEPTED,
+    others={**_NOT_FOUND, **_CONFLICT},
+)
+LOAD_ADAPTER = Operation(summary="Load an adapter", tag=OPERATORS, body=LOADED, content_type=TEXT)
+UNLOAD_ADAPTER = Operation(
+    summary="Unload an adapter",
+    tag=OPERATORS,
+    body=UNLOADED,
+    content_type=TEXT,
+    others={HTTPStatus.NOT_FOUND: "No adapter has this name."},
+)

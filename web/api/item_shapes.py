@@ -1,0 +1,125 @@
+"""The fields of the objects within the bodies of Responses: items of the input, tools, reasoning, and formats."""
+
+from __future__ import annotations
+
+from .body_field import OBJECT, BodyField, Schema, kind, shape, union
+from .body_shapes import (
+    ARGUMENTS,
+    BREAKPOINT_FIELD,
+    EFFORTS,
+    choice,
+    flag,
+    inner,
+    objects,
+    required,
+    text,
+    text_or_objects,
+)
+
+MAX_INCLUDED = 64
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_NAME_CHARS = 128
+"""Of a tool."""
+SKIPPED = (
+    *("agent_message", "code_interpreter_call", "compaction", "compaction_summary", "compaction_trigger"),
+    *("computer_call", "computer_call_output", "configuration_update", "context_compaction", "file_search_call"),
+    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
+    *("program", "program_output", "tool_search_call", "tool_search_output", "web_search_call"),
+)
+"""Types of items that are skipped."""
+_SUMMARIES = ("auto", "concise", "detailed", "none")
+
+INCLUDE: Schema = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_INCLUDED}
+RESPONSE_METADATA: Schema = {
+    "type": "object",
+    "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
+    "maxProperties": MAX_METADATA_PAIRS,
+}
+_TEXT = kind("input_text output_text", required("text"), BREAKPOINT_FIELD, "annotations", "logprobs")
+_REFUSAL = kind("refusal", required("refusal"), BREAKPOINT_FIELD)
+_PART = union("type", _TEXT, _REFUSAL, name="ResponsePart")
+_RESULT_PART = union("type", _TEXT, kind("input_image input_file"), name="ResponseResultPart")
+_PRINTED = shape(text("stdout"), text("stderr"), "outcome", name="ShellOutput")
+_THOUGHT = union("type", kind("reasoning_text text", required("text"), BREAKPOINT_FIELD), name="ReasoningPart")
+_SUMMARY = union("type", kind("summary_text", required("text"), BREAKPOINT_FIELD), name="SummaryPart")
+_TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$", "minLength": 1, "maxLength": MAX_NAME_CHARS}
+_FUNCTION = kind(
+    "function",
+    BodyField(name="name", schema=_TOOL_NAME, is_required=True),
+    text("description"),
+    BodyField(name="parameters", type=OBJECT),
+    flag("strict"),
+)
+_CUSTOM = kind(
+    "custom",
+    BodyField(name="name", schema=_TOOL_NAME, is_required=True),
+    text("description"),
+    BodyField(name="format", type=OBJECT),
+)
+_OTHER_TOOL = kind("", pattern="^(?!(function|custom|namespace)$)")
+RESPONSE_TOOL = union(
+    "type",
+    _FUNCTION,
+    _CUSTOM,
+    kind(
+        "namespace",
+        BodyField(name="name", schema=_TOOL_NAME, is_required=True),
+        text("description"),
+        objects("tools", union("type", _FUNCTION, _CUSTOM, _OTHER_TOOL, name="GroupedTool")),
+    ),
+    _OTHER_TOOL,
+    name="ResponseTool",
+)
+_CALL = required("call_id")
+_ACTION, _OPERATION = (BodyField(name=name, type=OBJECT, is_required=True) for name in ("action", "operation"))
+_RESULT = (text("call_id"), text("name"))
+_OUTPUT = text_or_objects("output", _RESULT_PART, is_required=True)
+RESPONSE_ITEM = union(
+    "type",
+    kind(
+        "message",
+        choice("role", "user", "assistant", "system", "developer", is_required=True),
+        text_or_objects("content", _PART, is_required=True, min_items=1),
+        is_default=True,
+    ),
+    kind("function_call", ARGUMENTS, _CALL, required("name"), text("namespace")),
+    kind("custom_tool_call", required("input"), _CALL, required("name"), text("namespace")),
+    kind("local_shell_call shell_call", _CALL, _ACTION),
+    kind("apply_patch_call", _CALL, _OPERATION),
+    kind("function_call_output custom_tool_call_output local_shell_call_output", _OUTPUT, *_RESULT),
+    kind("apply_patch_call_output", text_or_objects("output", _RESULT_PART), *_RESULT),
+    kind("shell_call_output", objects("output", _PRINTED, is_required=True), *_RESULT),
+    kind(
+        "reasoning",
+        text_or_objects("content", _THOUGHT),
+        text_or_objects("summary", _SUMMARY),
+        "encrypted_content",
+    ),
+    kind("additional_tools", objects("tools", RESPONSE_TOOL)),
+    kind(" ".join(SKIPPED)),
+    also=("action", "encrypted_content", "id", "phase", "status", "tools"),
+    name="ResponseItem",
+)
+REASONING = shape(
+    choice("effort", *EFFORTS),
+    choice("generate_summary", *_SUMMARIES),
+    choice("summary", *_SUMMARIES),
+    name="Reasoning",
+)
+_FORMAT = union(
+    "type",
+    kind("text"),
+    kind("json_object", BodyField(name="schema", type=OBJECT)),
+    kind(
+        "json_schema",
+        text("description"),
+        required("name"),
+        BodyField(name="schema", type=OBJECT, is_required=True),
+        flag("strict"),
+    ),
+    name="ResponseTextFormat",
+)
+RESPONSE_TEXT = shape(inner("format", _FORMAT), text("verbosity"), name="ResponseText")
