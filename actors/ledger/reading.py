@@ -190,7 +190,7 @@ class LedgerReader:
         found: dict[str, LedgerRecord] = {}
         for entry in entries_after(self._folder, loaded):
             if entry.kind is EntryKind.CLOSED:
-                found.setdefault(entry.request_id, _located(entry.record(), entry))
+                found.setdefault(entry.request_id, located(entry.record(), entry))
         if self._engine is not None:
             request_ids = list(found)
             with self._engine.connect() as connection:
@@ -216,7 +216,7 @@ class LedgerReader:
             with self._engine.connect() as connection:
                 rows = connection.execute(page).all()
             for row in rows:
-                yield _located(restore(row._asdict()), row)
+                yield located(restore(row._asdict()), row)
             if len(rows) < _PAGE:
                 return
             last = rows[-1]
@@ -268,7 +268,7 @@ def entries_after(folder: LedgerFolder, start: Position) -> Iterator[Entry]:
             yield located.entry
 
 
-def _located(record: UsageRecord, at: Entry | sa.Row[tuple[object, ...]]) -> LedgerRecord:
+def located(record: UsageRecord, at: Entry | sa.Row[tuple[object, ...]]) -> LedgerRecord:
     """Return a record and its place, with the fault that an older version did not set when it recovered it."""
     if at.recovered and record.fault is None:
         record = attrs.evolve(record, fault=Fault.RECOVERED)

@@ -35,6 +35,8 @@ from .recovery import Recovered, recover
 from .refusals import RefusalBudget
 from .retries import RetryIndex
 from .segment_files import BEGINNING, DiskStorage, Storage
+from .webhook import Webhook, WebhookConfig
+from .webhook_queue import WebhookQueue
 
 log = structlog.get_logger("quipu.ledger")
 
@@ -60,6 +62,8 @@ class LedgerConfig:
     """0: records are kept forever."""
     version: str = ""
     """quipu's version, for the `start` entry."""
+    webhook: WebhookConfig | None = None
+    """Where each record is sent."""
 
 
 @attrs.define(eq=False)
@@ -69,6 +73,7 @@ class Ledger:
     server: str
     num_recovered: int
     segment_bytes: int
+    webhook: Webhook | None = None
     counters: Callable[[], Mapping[str, float]] | None = None
     """Called at the end for the counters' last values, for `quipu ledger reconcile`."""
 
@@ -95,16 +100,21 @@ class LedgerGauges(Collector):
         start, end = loader.position or BEGINNING, journal.durable
         behind = (end.segment - start.segment) * self._ledger.segment_bytes + end.offset - start.offset
         yield _gauge("ledger_unloaded_bytes", "Approximate size of what is not in the database yet.", behind)
-        suppressed = CounterMetricFamily(
-            "quipu:usage_records_suppressed", "Rejected requests without a record, beyond a tenant's budget."
-        )
-        suppressed.add_metric([], journal.num_suppressed)
-        yield suppressed
+        suppressed = "Rejected requests without a record, beyond a tenant's budget."
+        yield _counter("usage_records_suppressed", suppressed, journal.num_suppressed)
         yield _gauge("ledger_database_up", "1: records are loaded; 0: the database is down.", loader.trouble is None)
+        if (webhook := self._ledger.webhook) is not None:
+            yield _gauge("usage_webhook_up", "1: events are delivered; 0: none at present.", webhook.trouble is None)
+            yield _counter("usage_webhook_delivered", "Records delivered to the webhook.", webhook.num_delivered)
+            yield _counter("usage_webhook_given_up", "Records that the webhook refused.", webhook.num_given_up)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"quipu:{name}", text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"quipu:{name}", text, value=float(value))
 
 
 @asynccontextmanager
@@ -150,7 +160,12 @@ async def open_ledger(
         )
         ledger = Ledger(journal, loader, server, len(recovered.open_records), config.segment_bytes)
         try:
+            if config.webhook is not None:
+                queue = WebhookQueue.open(engine, folder.path, about.ledger, server)
+                ledger.webhook = Webhook(config.webhook, queue)
             async with trio.open_nursery() as nursery:
+                if ledger.webhook is not None:
+                    nursery.start_soon(ledger.webhook.run)
                 nursery.start_soon(journal.run)
                 nursery.start_soon(loader.run)
                 yield ledger

@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import quipu
 from quipu.actors.config.declarations import Bounds
 from quipu.actors.ledger.database import redacted
 from quipu.actors.ledger.service import LedgerConfig
+from quipu.actors.ledger.webhook import WebhookConfig
 
 from .setting_flags import integer, number
 
 URL_VARIABLE = "QUIPU_LEDGER_URL"
+WEBHOOK_KEY_VARIABLE = "QUIPU_USAGE_WEBHOOK_KEY"
 
 
 def add_ledger_flags(add: Callable[..., Any]) -> None:
@@ -36,6 +39,8 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     keys = "how many Idempotency-Keys of a tenant are remembered; the oldest are forgotten first"
     count("--max-idempotency-keys", default=10_000, metavar="N", help=keys)
     refusals = "records of refused requests that are written per tenant and hour; the rest are only counted"
+    webhook = f"send each usage record to this URL as a CloudEvent; with the key in {WEBHOOK_KEY_VARIABLE}, if set"
+    add("--usage-webhook", type=webhook_url, metavar="URL", help=webhook)
     count("--max-refusal-records", default=500, metavar="N", help=refusals)
 
 
@@ -52,9 +57,25 @@ def ledger_place(arguments: argparse.Namespace, environment: Mapping[str, str]) 
     return {"data_dir": None if data_dir is None else Path(data_dir), "url": url}
 
 
+def webhook_url(text: str) -> str:
+    """Check the URL of a webhook. A key in it would be shown in process lists."""
+    try:
+        parts = urlsplit(text)
+        has_place = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        has_place = None
+    if not has_place or not text.isascii() or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"invalid URL {text!r} (for example https://meter.example/api/v1/events)")
+    if parts.username is not None or parts.password is not None:
+        raise argparse.ArgumentTypeError(f"the URL must not contain a password: set {WEBHOOK_KEY_VARIABLE}")
+    return text
+
+
 def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str, str]) -> LedgerConfig:
-    """Return the config. Removes the URL, which may hold a password, from the environment, which children inherit."""
-    url = environment.pop(URL_VARIABLE, None)
+    """Return the config. Removes the URL, which may hold a password, and the webhook's key from the environment, which
+    children inherit.
+    """
+    url, key = environment.pop(URL_VARIABLE, None), environment.pop(WEBHOOK_KEY_VARIABLE, None)
     return LedgerConfig(
         data_dir=Path(arguments.data_dir),
         url=arguments.ledger_url or url or None,
@@ -65,6 +86,7 @@ def ledger_config(arguments: argparse.Namespace, environment: MutableMapping[str
         max_refusal_records=arguments.max_refusal_records,
         retention_days=arguments.ledger_retention_days,
         version=quipu.__version__,
+        webhook=None if arguments.usage_webhook is None else WebhookConfig(arguments.usage_webhook, key or None),
     )
 
 
@@ -77,4 +99,5 @@ def ledger_settings(config: LedgerConfig) -> dict[str, object]:
         "idempotency_window": config.idempotency_window_s,
         "max_idempotency_keys": config.max_idempotency_keys,
         "max_refusal_records": config.max_refusal_records,
+        "usage_webhook": None if config.webhook is None else urlsplit(config.webhook.url).hostname,
     }

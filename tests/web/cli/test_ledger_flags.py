@@ -44,3 +44,33 @@ def test_invalid_bounds(flag: str, value: str, message: str, capsys: pytest.Capt
         config_of(f"{flag}={value}")
     error = capsys.readouterr().err
     assert flag in error and message in error
+
+
+def test_webhook() -> None:
+    """The key is taken from the environment, which children inherit, and settings show neither it nor the path."""
+    environment = {"QUIPU_USAGE_WEBHOOK_KEY": "s3cret"}
+    parser = argparse.ArgumentParser()
+    add_serve_flags(parser)
+    config = ledger_config(parser.parse_args(["--usage-webhook", "https://meter.example/in?token=t0"]), environment)
+    assert config.webhook is not None and (config.webhook.key, environment) == ("s3cret", {})
+    assert "s3cret" not in repr(config)
+    assert ledger_settings(config)["usage_webhook"] == "meter.example"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("meter.example", "invalid URL"),
+        ("ftp://meter.example/", "invalid URL"),
+        ("http://", "invalid URL"),
+        ("http://host:99999/", "invalid URL"),
+        ("http://[::1", "invalid URL"),
+        ("https://me:pw@meter.example/", "QUIPU_USAGE_WEBHOOK_KEY"),
+    ],
+)
+def test_invalid_webhook(url: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A URL that is none, or has a password, is refused by the name of its flag, and the password is not repeated."""
+    with pytest.raises(SystemExit):
+        config_of("--usage-webhook", url)
+    error = capsys.readouterr().err
+    assert "--usage-webhook" in error and message in error and ":pw@" not in error
