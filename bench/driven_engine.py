@@ -63,15 +63,16 @@ class DrivenEngine:
         self._next_id = 1
 
     async def ask(
-        self, *prompts: list[int], max_tokens: int = 1, temperature: float = 0.0, **fields: Any
+        self, *prompts: list[int], max_tokens: int = 1, temperature: float = 0.0, seed: int = 0, **fields: Any
     ) -> list[Served]:
-        """Serve prompts beside each other, to their ends. `fields`: further ones of each `Submit`."""
+        """Serve prompts beside each other, to their ends. `seed`: the first one's. `fields`: further ones of each
+        `Submit`."""
         started = time.perf_counter()
         served: dict[int, Served] = {}
         open_ids: set[int] = set()
         for prompt in prompts:
             keys = chain_keys(ROOT_KEY, prompt, self._block_size)
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=len(served))
+            sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed + len(served))
             served[self._next_id] = Served(0.0, 0.0, 0, {}, submitted_at=started)
             open_ids.add(self._next_id)
             await self.engine.receive(Submit(self._next_id, prompt, ROOT_KEY, keys, sampling, **fields))

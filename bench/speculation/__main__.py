@@ -1,6 +1,7 @@
 """Measure speculative decoding: tokens a pass on texts of the demo model, and what they are worth in a larger shape.
 
-    python -m bench.speculation [--json] [--quick] [--streams 1 8 32] [--tokens 128] [--rounds 5] [--cases 20]
+    python -m bench.speculation [--json] [--quick] [--streams 1 8 32] [--tokens 128] [--rounds 7] [--cases 20]
+                                [--texts copy_editing random ...] [--given FILE]
 
 1. Tokens a pass, with `--speculative suffix`, where the demo model says words again, calls tools and writes JSON.
 2. Tokens a second in the shape of Qwen3-0.6B, with drafts as often right as those, beside the same engine without.
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 from functools import partial
+from pathlib import Path
 
 # the same setting as in the server's engine process; torch reads it once, when it loads
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -25,8 +27,8 @@ import trio
 
 from bench.shapes import TINY
 
-from .demo_texts import measure_texts
-from .drafted_engine import Gain, measure_gains
+from .demo_texts import TEXTS, Found, measure_texts
+from .drafted_engine import RANDOM, Gain, measure_gains
 
 
 def main() -> None:
@@ -35,20 +37,26 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smoke test: a tiny shape, few tokens")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=128, help="outputs of each stream (128)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of runs with and without (7)")
     parser.add_argument("--cases", type=int, default=20, help="texts of each kind (20)")
+    parser.add_argument("--texts", nargs="+", choices=[*TEXTS, RANDOM], default=[*TEXTS, RANDOM])
+    parser.add_argument("--given", type=Path, metavar="FILE", help="what --json printed: take tokens a pass from there")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.streams, arguments.tokens, arguments.rounds, arguments.cases = [1, 2], 16, 1, 1
-    texts = measure_texts(arguments.cases)
-    rates = {name: found.rates() for name, found in texts.items()}
+    if arguments.given is None:
+        texts = measure_texts(arguments.cases)
+    else:
+        rows = json.loads(arguments.given.read_text("utf-8"))["texts"]
+        texts = {name: Found.of_row(row) for name, row in rows.items()}
+    rates = {name: texts[name].rates() if name in texts else [] for name in arguments.texts}
     gains: list[Gain] = []
     for num_streams in arguments.streams:
         measure = partial(measure_gains, num_streams, arguments.tokens, arguments.rounds, rates)
         gains += trio.run(measure, TINY if arguments.quick else {})
     if arguments.json:
-        rows = {name: attrs.asdict(found) | {"tokens_a_pass": found.tokens_a_pass} for name, found in texts.items()}
-        print(json.dumps({"texts": rows, "gains": [attrs.asdict(gain) for gain in gains]}))
+        found_rows = {name: found.to_row() for name, found in texts.items()}
+        print(json.dumps({"texts": found_rows, "gains": [attrs.asdict(gain) for gain in gains]}))
         return
     print(f"{'text of the demo model':<24}{'tokens':>8}{'drafted':>9}{'accepted':>10}{'tokens a pass':>15}")
     for name, found in texts.items():

@@ -38,6 +38,13 @@ class Found:
     def tokens_a_pass(self) -> float:
         return self.num_tokens / max(1, self.num_tokens - self.num_accepted)
 
+    def to_row(self) -> dict[str, Any]:
+        return attrs.asdict(self) | {"tokens_a_pass": self.tokens_a_pass}
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Found:
+        return cls(**{field.name: row[field.name] for field in attrs.fields(cls)})
+
     def rates(self) -> list[float]:
         """Return how likely each token of a draft is accepted, if those before it were."""
         before = (self.num_drafts, *self.accepted_at)

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import attrs
 
-from .draft_depth import FREE, Acceptance, PassCosts, choose_depths
+from .acceptance import Acceptance, SharedAcceptance
+from .draft_depth import FREE, PassCosts, choose_depths, may_pay
 from .draft_lookup import MAX_MATCH, Draft, GrowingTokens, Tokens, follow, longest_match, vote
 from .recent_outputs import RecentOutputs
 from .sequence_state import SequenceState
@@ -25,15 +26,41 @@ MAX_SEARCHED = 1 << 20
 """Tokens that are searched in a step, a fraction of a millisecond each 100,000. Rows beyond have no draft in it."""
 
 
+_MAX_UNTRIED = 4
+"""Tokens of a draft that is not verified of which it is learned whether they were right."""
+
+
 @attrs.define(eq=False)
 class SequenceDrafts:
     """What the drafter knows of one sequence."""
 
     tokens: GrowingTokens
     prediction: Tokens
-    acceptance: Acceptance = attrs.field(factory=Acceptance)
+    acceptance: Acceptance
     pending: Draft | None = None
     """The draft that is being verified."""
+    untried: Draft | None = None
+    """A draft that is not verified, and which tokens will show to be right or wrong..."""
+    untried_at: int = 0
+    """...from this position on."""
+
+    def leave_untried(self, draft: Draft, position: int) -> None:
+        """Note a draft for the tokens from this position on, unless another is still open."""
+        if self.untried is None:
+            token_ids = draft.token_ids[:_MAX_UNTRIED]
+            self.untried, self.untried_at = attrs.evolve(draft, token_ids=token_ids), position
+
+    def settle(self) -> None:
+        """Learn how many tokens of the untried draft were right, once that is known."""
+        if (draft := self.untried) is None:
+            return
+        num = len(draft.token_ids)
+        drawn = self.tokens.ids[self.untried_at : self.untried_at + num].tolist()
+        pairs = zip(draft.token_ids, drawn, strict=False)
+        num_right = next((at for at, (one, other) in enumerate(pairs) if one != other), len(drawn))
+        if num_right < len(drawn) or len(drawn) == num:
+            self.acceptance.note(draft.num_matched, num, num_right)
+            self.untried = None
 
 
 MAX_OTHERS = 8
@@ -80,6 +107,7 @@ class Drafter:
         self.max_tokens = max_tokens
         self.costs = costs
         self.recent = RecentOutputs() if shares_outputs else None
+        self._acceptance = SharedAcceptance()
         self._by_sequence: dict[int, SequenceDrafts] = {}
         self._repeating: set[int] = set()
         """Sequences whose last draft was right, at least in part."""
@@ -87,6 +115,9 @@ class Drafter:
 
     def propose(self, rows: StepRows) -> dict[int, Draft]:
         """Return drafts of rows that continue; none is empty."""
+        size = rows.size
+        if not may_pay(self.max_tokens, size, self.costs):
+            return {}
         found: list[tuple[int, SequenceDrafts, Draft]] = []
         num_searched = 0
         for place, row in enumerate(self._rows_to_search(rows)):
@@ -105,13 +136,14 @@ class Drafter:
             return {}
         chances = [drafts.acceptance.chances(draft.num_matched, draft.shares) for _, drafts, draft in found]
         lengths = [rows.ends[row] for row, _, _ in found]
-        depths = choose_depths(chances, lengths, self.max_tokens, rows.size, self.costs)
+        depths = choose_depths(chances, lengths, self.max_tokens, size, self.costs)
         chosen: dict[int, Draft] = {}
         for (row, drafts, draft), depth in zip(found, depths, strict=True):
             if not depth:
-                drafts.acceptance.note_untried(draft.num_matched)
+                drafts.leave_untried(draft, len(rows.states[row].tokens))
                 self._repeating.discard(rows.ids[row])
                 continue
+            drafts.untried = None
             drafts.pending = chosen[row] = attrs.evolve(draft, token_ids=draft.token_ids[:depth])
         return chosen
 
@@ -131,7 +163,8 @@ class Drafter:
             self.recent.add(state.keys[0], state.tokens, state.num_outputs)
 
     def forget_outputs(self) -> None:
-        """Forget the outputs of sequences that have ended."""
+        """Forget the outputs of sequences that have ended, and what they said of later ones."""
+        self._acceptance = SharedAcceptance()
         if self.recent is not None:
             self.recent.clear()
 
@@ -150,12 +183,14 @@ class Drafter:
         if drafts is None:
             tokens = GrowingTokens(state.tokens)
             drafts = self._by_sequence[sequence_id] = SequenceDrafts(
-                tokens, GrowingTokens(state.sampling.prediction).ids
+                tokens, GrowingTokens(state.sampling.prediction).ids, self._acceptance.of_sequence(state.keys[0])
             )
         elif len(drafts.tokens) < len(state.tokens):
             drafts.tokens.extend(state.tokens[len(drafts.tokens) :])
         elif len(drafts.tokens) > len(state.tokens):
             drafts.tokens.cut(len(state.tokens))  # a pass was taken back
+            drafts.untried = None
+        drafts.settle()
         return drafts
 
     def _find(self, drafts: SequenceDrafts, recent: Tokens | None, state: SequenceState, most: int) -> Draft | None:

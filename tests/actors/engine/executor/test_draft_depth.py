@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.engine.executor.draft_depth import FREE, Acceptance, PassCosts, StepSize, choose_depths
+from quipu.actors.engine.executor.draft_depth import FREE, PassCosts, StepSize, choose_depths, may_pay
 
 LINEAR = PassCosts.of({1: 1.0, 2: 2.0})
 """A token more costs as much as the first: nothing is gained."""
@@ -22,9 +22,9 @@ def depths_of(chances: list[list[float]], most: int, costs: PassCosts, others: i
 
 def test_costs_between_and_beyond_points() -> None:
     """Costs are linear between points and beyond the last two, never fall, and rise with what is read."""
-    costs = PassCosts.of({1: 10.0, 4: 16.0, 2: 12.0, 3: 11.0}, 0.5)
-    assert [costs.of_pass(n) for n in (1, 2, 3, 4, 6)] == [10.0, 12.0, 12.0, 16.0, 24.0]
-    assert costs.of_pass(2, 10) == 17.0
+    costs = PassCosts.of({1: 10.0, 4: 17.0, 2: 12.0, 3: 11.0}, 0.5, 0.25)
+    assert [costs.of_pass(n) for n in (1, 2, 3, 4, 6)] == [10.0, 11.0, 11.0, 17.0, 29.0]
+    assert costs.of_pass(2, 10, 4) == 17.0
     assert FREE.of_pass(100, 100) == 1.0
 
 
@@ -66,32 +66,17 @@ def test_depths_are_the_best(rows: list[list[float]], others: int, steps: list[f
     assert rate(tuple(depths)) == pytest.approx(best if best > none * 1.02 else none, rel=0.021)
 
 
-def test_acceptance_follows_the_sequence() -> None:
-    """A match that was right is trusted more, one that was wrong less; other lengths of match are not concerned."""
-
-    def first(acceptance: Acceptance, num_matched: int) -> float:
-        return acceptance.chances(num_matched, [1.0])[0]
-
-    acceptance = Acceptance()
-    before, other = first(acceptance, 2), first(acceptance, 16)
-    assert other > before, "a longer match is trusted more from the start"
-    for _ in range(20):
-        acceptance.note(2, 4, 0)
-    low = first(acceptance, 2)
-    assert low < before / 3 and first(acceptance, 16) == other
-    for _ in range(300):
-        acceptance.note_untried(2)
-    assert low < first(acceptance, 2) < before + 1e-9, "what is not tried for long is tried again"
-    for _ in range(60):
-        acceptance.note(2, 4, 4)
-    assert first(acceptance, 2) > 0.8
-
-
-def test_chances_of_further_tokens() -> None:
-    """A text whose drafts are wrong at once, or right to the end, is known by its further tokens."""
-    acceptance = Acceptance()
-    for _ in range(20):
-        acceptance.note(5, 4, 0)
-        acceptance.note(5, 4, 4)
-    one, two, three = acceptance.chances(5, [1.0, 1.0, 0.5])
-    assert 0.4 < one < 0.6 and two > 0.9 * one and three == pytest.approx(two * two / one * 0.5)
+@given(
+    num_drawn=st.integers(1, 6),
+    most=st.integers(1, 8),
+    steps=st.lists(st.floats(0.0, 2.0), min_size=14, max_size=14),
+    points=st.sets(st.integers(1, 15), min_size=2),
+)
+def test_nothing_pays_where_certain_drafts_do_not(
+    num_drawn: int, most: int, steps: list[float], points: set[int]
+) -> None:
+    """`may_pay` says whether drafts that are certain would be verified."""
+    costs = PassCosts.of({n: 1.0 + sum(steps[: n - 1]) for n in points})
+    step = StepSize(num_drawn + 1, num_drawn, 0)
+    depths = choose_depths([[1.0] * most], [0], most, step, costs)
+    assert may_pay(most, step, costs) == (depths != [0])

@@ -141,6 +141,17 @@ def test_costly_passes_verify_nothing() -> None:
     assert not bench.drafted() and submission.tokens == PERIODIC[-1][:60]
 
 
+def test_untried_drafts_are_learned_from() -> None:
+    """Drafts that are not worth verifying tell whether they would have been right, and so when they become worth it."""
+    bench = DraftingBench(replies={-1: [5, 6, 7, 8, 9] * 6 + list(range(100, 200)) * 2})
+    bench.drafter.costs = PassCosts.of({1: 1.0, 2: 1.55})  # worth it from an acceptance of 0.6 on
+    (submission,) = bench.submit([1, 2, 3], 140)
+    bench.finish()
+    drafted = bench.drafted()
+    assert submission.tokens == bench.dials.replies[-1][:140]
+    assert drafted and sum(kept for _, kept in drafted) >= 0.8 * sum(num for num, _ in drafted)
+
+
 def test_failed_steps_are_drafted_again() -> None:
     """A pass that raises leaves drafter and sequences as they were."""
     bench = DraftingBench(replies=PERIODIC)
