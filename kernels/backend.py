@@ -140,6 +140,8 @@ class BackendConfig:
     """The highest rank of an adapter."""
     trust_remote_code: bool = False
     """Whether code in the checkpoint's folder may be run to load it."""
+    headless: bool = False
+    """Whether the model is loaded without its output head, for vectors: its outputs are final hidden states."""
 
 
 class LaunchedPass(Protocol):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from .step_types import RowSampling, Scores, SequenceKind
+from .step_types import RowSampling, Scores
 
 if TYPE_CHECKING:
     from .logit_processors import Processing
@@ -53,8 +53,8 @@ class StepBatch:
     """Tokens whose logprobs are requested; None, as almost always: none."""
     processing: Processing | None = None
     """Changes to logits before tokens are drawn; None: none. Scores are of the raw logits."""
-    kinds: list[SequenceKind] | None = None
-    """R. What each row is computed for. None: all generate."""
+    pooling: Pooling | None = None
+    """Outputs of the model that are requested as vectors; None: none."""
     adapters: list[str] | None = None
     """R. Digest of the adapter whose weights are added for each row; empty for none. None: no row has one."""
     copies: Sequence[tuple[int, int]] = ()
@@ -89,6 +89,21 @@ class Scoring:
 
 
 @attrs.frozen
+class Pooling:
+    """Tokens of a pass whose outputs are requested: final hidden states, or logits of a model that is not headless.
+
+    Each row's are summed in float64, exactly (`pooling.py`).
+    """
+
+    rows: list[int]
+    """Ascending."""
+    starts: list[int]
+    """Flat index of the first token of each row that is pooled; so are all after it, up to the row's end."""
+    columns: tuple[int, ...] = ()
+    """The elements of an output that are wanted. Empty: all."""
+
+
+@attrs.frozen
 class Drawn:
     """The results of one pass."""
 
@@ -103,6 +118,8 @@ class Drawn:
     """Of all tokens that `Scoring.drawn_rows` yielded, without `broken_rows`. None if the batch has no scoring."""
     prompt_scores: Scores | None = None
     """Of `Scoring.prompt_target_ids`."""
+    pooled: list[bytes] = attrs.field(factory=list)
+    """Of each of `Pooling.rows`, the sum of its outputs, in float64. NaN or infinite if one of them is."""
     broken_rows: list[int] = attrs.field(factory=list)
     """Those of `rows` for which the model's own logits hold NaN or +inf, or nothing but -inf. What is drawn for them
     means nothing."""

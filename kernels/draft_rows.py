@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import attrs
 
-from .batch import Drawn, Scoring, StepBatch
+from .batch import Drawn, Pooling, Scoring, StepBatch
 from .logit_processors import LogitProcessor, Processing
 
 _Value = TypeVar("_Value")
@@ -73,7 +73,7 @@ class ExpandedBatch:
             ],
             scoring=None if original.scoring is None else _expand_scoring(original, original.scoring, drafts, row_at),
             processing=None if original.processing is None else _expand_rules(original.processing, drafts, row_at),
-            kinds=None if original.kinds is None else repeated(original.kinds),
+            pooling=None if original.pooling is None else _expand_pooling(original, original.pooling, drafts, row_at),
             adapters=None if original.adapters is None else repeated(original.adapters),
             copies=original.copies,
         )
@@ -121,6 +121,7 @@ class ExpandedBatch:
             more=more,
             scores=scores,
             prompt_scores=drawn.prompt_scores,
+            pooled=drawn.pooled,
             broken_rows=[row for row in rows if self.row_at[row] in broken],
         )
 
@@ -142,6 +143,18 @@ def _expand_scoring(
             row += 1
         prompt_tokens.append(token + shift)
     return attrs.evolve(scoring, drawn_rows=drawn_rows, drawn_num_top=num_top, prompt_tokens=prompt_tokens)
+
+
+def _expand_pooling(
+    original: StepBatch, pooling: Pooling, drafts: Mapping[int, Sequence[int]], row_at: Sequence[int]
+) -> Pooling:
+    """Return where pooled rows, which have no drafts, and their tokens are behind the drafts of other rows."""
+    shifts = list(accumulate((len(drafts.get(row, ())) for row in range(len(original.slots))), initial=0))
+    return attrs.evolve(
+        pooling,
+        rows=[row_at[row] for row in pooling.rows],
+        starts=[start + shifts[row] for row, start in zip(pooling.rows, pooling.starts, strict=True)],
+    )
 
 
 def _expand_rules(processing: Processing, drafts: Mapping[int, Sequence[int]], row_at: Sequence[int]) -> Processing:

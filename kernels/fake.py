@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
+import numpy as np
 
 from .adapters.adapter_folder import read_adapter_files
 from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan, RunsAtOnce
-from .batch import Drawn, Scoring, StepBatch
+from .batch import Drawn, Pooling, Scoring, StepBatch
 from .fake_blocks import SLOT_BYTES, read_slots, write_slots
 from .fake_rules import draw_by_rules, masked
-from .fake_scores import MASK, cheap_scores, score, slot_value
+from .fake_scores import MASK, VECTOR_SIZE, cheap_scores, made_up_output, score, slot_value
 from .step_types import Scores
 
 _DEFAULT_CONTEXTS = 16
@@ -140,6 +141,8 @@ class FakeBackend(RunsAtOnce):
             drawn = masked(batch.processing, drawn)
         if batch.scoring is not None:
             drawn = self._score(batch, batch.scoring.without(broken), drawn)
+        if batch.pooling is not None:
+            drawn = attrs.evolve(drawn, pooled=self._pool(batch, batch.pooling))
         if broken:
             drawn = attrs.evolve(drawn, broken_rows=broken)
         for row, token_id in zip(drawing, drawn.token_ids, strict=True):
@@ -203,6 +206,18 @@ class FakeBackend(RunsAtOnce):
             processor = batch.processing.processors[batch.processing.rows.index(row)]
             token_id = draw_by_rules(processor, token_id)
         return token_id
+
+    def _pool(self, batch: StepBatch, pooling: Pooling) -> list[bytes]:
+        """Return the sums that are requested, of made-up outputs."""
+        sums: list[bytes] = []
+        for row, start in zip(pooling.rows, pooling.starts, strict=True):
+            total = np.zeros(len(pooling.columns) or VECTOR_SIZE)
+            for token in range(start, batch.query_start[row + 1]):
+                values = [] if self.dials.only_token_id is not None else self._read(batch, row, token)
+                is_broken = self.dials.nan_token_id is not None and batch.token_ids[token] == self.dials.nan_token_id
+                total += np.nan if is_broken else made_up_output(values, pooling.columns)
+            sums.append(total.tobytes())
+        return sums
 
     def _score(self, batch: StepBatch, scoring: Scoring, drawn: Drawn) -> Drawn:
         """Add the requested scores to what was drawn."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from .step_types import Scores
 
 MASK = (1 << 61) - 1
@@ -37,6 +40,17 @@ def score(values: list[int], token_id: int, num_top: int, drawable: range) -> Sc
         top_ids=[order[:num_top]],
         top_logprobs=[[logprobs[i] for i in order[:num_top]]],
     )
+
+
+VECTOR_SIZE = 16
+"""Elements of a made-up output."""
+
+
+def made_up_output(values: list[int], columns: Sequence[int] = ()) -> npt.NDArray[np.float64]:
+    """Return the output of the model after KV slots `values`: numbers between -1 and 1, each a multiple of 2**-20."""
+    mixed = hash(tuple(values)) & MASK
+    elements = [slot_value(i, mixed) % (2 * _LOGPROB_STEPS) for i in columns or range(VECTOR_SIZE)]
+    return np.array(elements) / _LOGPROB_STEPS - 1.0
 
 
 def cheap_scores(token_ids: Sequence[int], num_top: Sequence[int]) -> Scores:

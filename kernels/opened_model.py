@@ -13,6 +13,7 @@ from .checkpoints.weights import PieceByPiece, Weights, open_weights
 from .kv_cache import BlockShape
 from .models.config import DecoderConfig, check_length, read_config
 from .models.families import Family, Model, find_family
+from .models.headless import Headless
 
 
 @attrs.frozen
@@ -25,13 +26,14 @@ class OpenedModel:
     """To which all weights are rounded."""
     _family: Family
     _num_positions: int
+    _headless: bool = False
 
     def build(self, weights: Weights) -> Model:
         """Read all weights. Raises ValueError naming a tensor that is missing, wrong or not used."""
         model = self._family.build(self.config, weights, self._num_positions)
         # a tied head may be stored nevertheless; it equals the embedding
         weights.check_all_used(ignore=frozenset({"lm_head.weight"} if self.config.tie_word_embeddings else ()))
-        return model
+        return Headless(model) if self._headless else model
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype) -> BlockShape:
         config = self.config
@@ -51,8 +53,10 @@ def open_model(config: BackendConfig, *, held_in: torch.dtype | None = None) -> 
     positions.
     """
     config_json = read_config(config.model_path)
-    family = find_family(config_json)
+    family = find_family(config_json, headless=config.headless)
     model_config = family.parse(config_json)
+    if config.headless:
+        model_config = attrs.evolve(model_config, tie_word_embeddings=True)  # so that no head is read
     check_length(model_config, config.max_model_len)
     source, dtype = open_weights(
         config.model_path,
@@ -62,4 +66,4 @@ def open_model(config: BackendConfig, *, held_in: torch.dtype | None = None) -> 
         held_in=held_in,
         quantization=config.quantization,
     )
-    return OpenedModel(model_config, source, dtype, family, config.max_model_len)
+    return OpenedModel(model_config, source, dtype, family, config.max_model_len, config.headless)

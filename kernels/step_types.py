@@ -8,20 +8,22 @@ What must always hold: values are never changed once they are handed out, except
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 
 import attrs
 import msgspec
 from msgspec.structs import astuple
 
 
-class SequenceKind(Enum):
+class SequenceKind(StrEnum):
     """What a sequence is computed for."""
 
     GENERATE = "generate"
     """Tokens."""
     EMBED = "embed"
     """A vector of its prompt; nothing is drawn."""
+    SCORE = "score"
+    """How well a document answers a query, which are its prompt; or a vector for that. Nothing is drawn."""
 
 
 @attrs.frozen

@@ -31,7 +31,7 @@ from quipu.actors.detokenizer.output_format import choose_format
 from quipu.actors.engine.engine import Engine, LoopHost, loop_hosts
 from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.executor.step_runner import Executor
-from quipu.actors.messages.handler import Closed, Delta, Started
+from quipu.actors.messages.handler import Closed, Delta, ScoredDelta, Started
 from quipu.actors.messages.outcomes import RequestError
 from quipu.actors.messages.prompts import Prompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
@@ -121,6 +121,8 @@ class Answer:
     started: list[Started]
     record: UsageRecord
     error: RequestError | None
+    vectors: dict[int, bytes] = attrs.field(factory=dict)
+    """By prompt, where they were asked for."""
 
 
 @attrs.define
@@ -139,7 +141,7 @@ class Client:
         return [host.engine for host in self.runtime.hosts.values() if isinstance(host, LoopHost) and host.engine]
 
     def encode(self, *prompts: list[int] | Prompt, n: int = 1, max_tokens: int | None = 8, **fields: Any) -> Encode:
-        names = ("temperature", "seed", "ignore_eos", "stop_token_ids", "logprobs")
+        names = ("temperature", "seed", "ignore_eos", "stop_token_ids", "logprobs", "dimensions")
         sampling = {name: fields.pop(name) for name in names if name in fields}
         return Encode(
             request_id=self.runtime.desk.new_request_id(),
@@ -215,6 +217,7 @@ async def read_answer(ticket: OpenRequest) -> Answer:
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     started: list[Started] = []
+    vectors: dict[int, bytes] = {}
     while True:
         for event in await ticket.mailbox.get():
             match event:
@@ -225,8 +228,11 @@ async def read_answer(ticket: OpenRequest) -> Answer:
                     texts[event.index] = texts.get(event.index, "") + event.text
                     if event.finish_reason is not None:
                         reasons[event.index] = event.finish_reason.value
+                    if isinstance(event, ScoredDelta) and event.of_prompt is not None and event.of_prompt.vector:
+                        assert event.index not in vectors, "a vector was sent twice"
+                        vectors[event.index] = event.of_prompt.vector
                 case Closed():
-                    return Answer(texts, reasons, started, event.record, event.error)
+                    return Answer(texts, reasons, started, event.record, event.error, vectors)
 
 
 kept_library, kept_encoder, kept_decoder = cache(load_library), cache(load_encoder), cache(Decoder)

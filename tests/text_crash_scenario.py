@@ -19,6 +19,7 @@ import trio.testing
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.delivery import Delivery
 from quipu.actors.detokenizer.logprob_assembler import LogprobAssembler, PromptAssembler
+from quipu.actors.detokenizer.prompt_vector import PromptVector
 from quipu.actors.detokenizer.text_store import PendingTexts
 from quipu.actors.detokenizer.tracked_sequence import SequenceMaker, TrackedSequence
 from quipu.actors.messages.detokenizer import Track
@@ -187,7 +188,7 @@ class KilledDetokenizer(Detokenizer):
             self.plan.kill_if_due("handled")
         return is_handled
 
-    def _prompt_of(self, message: Track) -> PromptAssembler | None:
+    def _prompt_of(self, message: Track) -> PromptAssembler | PromptVector | None:
         prompt = super()._prompt_of(message)
         self.plan.kill_if_due("prompt made")
         return prompt

@@ -30,6 +30,7 @@ from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
 from .api.cache.tree import install_cache_tree
 from .api.models import install_models
+from .api.openai.pooled_routes import install_pooled
 from .api.openai.responses_routes import install_responses
 from .api.openai.routes import install_openai
 from .api.openapi.document_route import install_document
@@ -99,6 +100,7 @@ def make_app(
     install_error_handlers(app)
     install_openai(app, desk, options)
     install_responses(app, desk, options)
+    install_pooled(app, desk, options)
     install_anthropic(app, desk, options)
     install_lookup(app, desk, options)
     install_models(app, desk)

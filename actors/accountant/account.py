@@ -242,6 +242,7 @@ class Account:
             request_id=opened.request_id,
             **attrs.asdict(caller),
             endpoint=opened.endpoint,
+            kind=opened.kind,
             received_at=opened.received_at + unix,
             admitted_at=None if self.admitted_at is None else self.admitted_at + unix,
             first_token_at=None if self.first_token_at is None else self.first_token_at + unix,

@@ -139,6 +139,12 @@ RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 OPENAI = (COMPLETIONS, CHAT, RESPONSES)
 EVERY_API = (*OPENAI, MESSAGES)
+"""The endpoints that generate."""
+EMBEDDINGS = "/v1/embeddings"
+SCORES = ("/v1/score", "/score")
+RERANKS = ("/v1/rerank", "/rerank", "/v2/rerank")
+POOLED = (EMBEDDINGS, *SCORES, *RERANKS)
+"""Those that answer with vectors or scores of prompts."""
 
 
 _DEFAULT = (REQUIRED,)

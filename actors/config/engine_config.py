@@ -10,6 +10,7 @@ from __future__ import annotations
 import attrs
 
 from .declarations import REQUIRED, setting
+from .pooling_config import LAST_TOKEN, PoolingConfig
 from .speculative_settings import SpeculativeSettings
 
 DEFAULT_BLOCK_SIZE = 16
@@ -255,7 +256,17 @@ class EngineConfig(SpeculativeSettings):
     """Fake executor: the most tokens that a sequence yields in a step."""
     fake_replies: str | None = setting(None, "--fake-replies", group="executor")
     """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
+    task: str = setting(
+        "generate",
+        "--task",
+        choices=("auto", "generate", "embed", "score"),
+        help="what is served: `generate` (text), `embed` (embeddings, and scores by their similarity) or `score` (a "
+        "reranker's scores); `auto`: what the checkpoint was made for (docs/use/embeddings.md)",
+        resolved="embed for checkpoints of sentence-transformers, score for converted rerankers, else generate",
+    )
     eos_token_ids: tuple[int, ...]
+    pooling: PoolingConfig = LAST_TOKEN
+    """How vectors are made of outputs, where they are asked for."""
     cpus: tuple[int, ...] | None = None
     """CPUs that the engine's process is pinned to, before it loads torch; None: not pinned."""
     num_sharing: int = 1

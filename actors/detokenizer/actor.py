@@ -32,6 +32,7 @@ from .decoder import Decoder
 from .delivery import Delivery, OutletFailed, output_scores
 from .logprob_assembler import PromptAssembler
 from .parsed_stream import ParserFailed
+from .prompt_vector import PromptVector
 from .response_parsing.response_template import ResponseTemplate
 from .stop_strings import StopStrings
 from .text_store import DetokenizerMessage, PendingTexts, TextStore
@@ -114,9 +115,11 @@ class Detokenizer:
             prompt, stops = self._prompt_of(message), self._stops_of(message)
             store.tracked[message.sequence_id] = self._maker.sequence(message, stops, prompt)
 
-    def _prompt_of(self, message: Track) -> PromptAssembler | None:
-        """Return the prompt that the choice begins with, or None if it is neither echoed nor scored."""
+    def _prompt_of(self, message: Track) -> PromptAssembler | PromptVector | None:
+        """Return the prompt that the choice begins with, or None if it is neither echoed, scored nor embedded."""
         prompts, token_text = self._store.prompts, self._maker.token_text
+        if message.wants_vector:
+            return prompts.setdefault(message.sequence_id, PromptVector(message.request_id))
         leader_id = message.scores_from
         if leader_id is None:
             return None if message.echo is None else PromptAssembler(token_text, message.echo, 0)

@@ -17,6 +17,7 @@ from ..messages.accountant import Completed, Refused
 from ..messages.handler import Delta, OfPrompt, ScoredDelta
 from ..messages.outcomes import ErrorKind, FinishReason, RequestError
 from ..messages.scores import ScoredToken, Scores, StepPayloads
+from .prompt_vector import PromptVector
 from .text_store import PendingTexts, TextStore
 from .tracked_sequence import TrackedSequence
 
@@ -108,10 +109,13 @@ class Delivery:
 
     def _send_prompt(self, sequence: TrackedSequence) -> None:
         prompt, token_ids = sequence.prompt, sequence.prompt_token_ids
-        text = "" if prompt is None else prompt.text
-        scores = prompt.scores if prompt is not None and (text or len(prompt.scores)) else None
-        if scores is not None or token_ids is not None:
-            of_prompt = OfPrompt(scores, token_ids)
+        text, scores, vector = "", None, None
+        if isinstance(prompt, PromptVector):
+            vector = prompt.vector
+        elif prompt is not None and (prompt.text or len(prompt.scores)):
+            text, scores = prompt.text, prompt.scores
+        if scores is not None or token_ids is not None or vector is not None:
+            of_prompt = OfPrompt(scores, token_ids, vector)
             self._put(sequence, ScoredDelta(sequence.track.index, text, 0, None, of_prompt=of_prompt))
         sequence.prompt = sequence.prompt_token_ids = None
 
@@ -124,7 +128,7 @@ class Delivery:
     # ------------------------------------------------------------ payloads
 
     def add_payloads(self, steps: Iterable[StepPayloads]) -> None:
-        """Add what was yielded for parts of prompts to these, each once: their scores."""
+        """Add what was yielded for prompts, or parts of them, to these, each once: scores and vectors."""
         store = self._store
         for step in steps:
             for leader_id, end, payload in zip(step.ids, step.ends, step.payloads, strict=True):

@@ -22,6 +22,7 @@ import attrs
 from ..messages.detokenizer import Forget, Tokens, Track
 from ..messages.scores import Scores
 from .logprob_assembler import PromptAssembler
+from .prompt_vector import PromptVector
 from .stop_strings import StopStrings
 from .tracked_sequence import TrackedSequence
 
@@ -50,13 +51,13 @@ class TextStore:
     tracked: dict[int, TrackedSequence] = attrs.field(factory=dict)
     stops: WeakValueDictionary[str, StopStrings] = attrs.field(factory=WeakValueDictionary)
     """By request: all its sequences share one."""
-    prompts: dict[int, PromptAssembler] = attrs.field(factory=dict)
+    prompts: dict[int, PromptAssembler | PromptVector] = attrs.field(factory=dict)
     """By the sequence with which it is scored, until the request is over: a choice may come late."""
     deferred: dict[int, deque[TrackedSequence]] = attrs.field(factory=dict)
     """Sequences that wait for a prompt, by the sequence with which it is scored."""
-    in_hand: Track | TrackedSequence | PromptAssembler | None = None
+    in_hand: Track | TrackedSequence | PromptAssembler | PromptVector | None = None
     """What is being worked on: its request is the suspect if the detokenizer dies."""
-    torn: Track | TrackedSequence | PromptAssembler | None = None
+    torn: Track | TrackedSequence | PromptAssembler | PromptVector | None = None
     """What was in hand at the last death, until that has been dealt with."""
     _num_deaths: dict[str, int] = attrs.field(factory=dict)
     """Deaths at the first pending message, by the request in hand."""

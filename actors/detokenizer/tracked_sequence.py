@@ -16,6 +16,7 @@ from ..shared.token_decoding import TokenDecoder, TokenText
 from .decoder import Decoder
 from .logprob_assembler import LogprobAssembler, PromptAssembler
 from .parsed_stream import ParsedStream
+from .prompt_vector import PromptVector
 from .response_parsing.response_parser import ResponseParser
 from .response_parsing.response_template import ResponseTemplate
 from .stop_strings import StopStrings
@@ -39,8 +40,8 @@ class TrackedSequence:
     """What comes before its first token was sent, or was deferred."""
     prompt_token_ids: Sequence[int] | None
     """Its prompt, which is sent first. None if it is not wanted, or has been sent."""
-    prompt: PromptAssembler | None
-    """The same, with text or scores."""
+    prompt: PromptAssembler | PromptVector | None
+    """The same, with text or scores; or its vector."""
     with_token_ids: bool
     num_prompt_characters: int
     waiting: deque[Delta] | None = None
@@ -67,7 +68,9 @@ class SequenceMaker:
         self._template = template
         self.token_text: Callable[[int], TokenText] = lru_cache(MAX_CACHED_TEXTS)(decoder.token_text)
 
-    def sequence(self, track: Track, stops: StopStrings | None, prompt: PromptAssembler | None) -> TrackedSequence:
+    def sequence(
+        self, track: Track, stops: StopStrings | None, prompt: PromptAssembler | PromptVector | None
+    ) -> TrackedSequence:
         kept = track
         if track.echo is not None or track.prompt_token_ids is not None:
             kept = attrs.evolve(track, echo=None, prompt_token_ids=None)

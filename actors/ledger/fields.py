@@ -19,6 +19,7 @@ import msgspec
 from ..messages.block_manager import CacheMiss, MissReason
 from ..messages.counts import UNKNOWN, Count, Estimate, Known, kind_of, shown
 from ..messages.outcomes import Fault, FinishReason, Outcome
+from ..messages.scheduler import SequenceKind
 from ..messages.usage_record import UsageRecord
 
 Value = str | int | float | bool | None
@@ -91,6 +92,7 @@ class FlatRecord(msgspec.Struct, kw_only=True):
     upstream_usage: str | None
     adapter: str | None
     parent: str | None
+    kind: SequenceKind
 
 
 FIELD_NAMES: Final = FlatRecord.__struct_fields__
@@ -105,7 +107,7 @@ _ATTRIBUTES: Final = {
     if hasattr(attrs.fields(UsageRecord), attribute := _RENAMED.get(name, name)) and name != "cache_misses"
 }
 """Names in the record of the fields that it has with the same value."""
-_ENUMS: Final = (Outcome, FinishReason, Fault)
+_ENUMS: Final = (Outcome, FinishReason, Fault, SequenceKind)
 _same_values: Final = attrgetter(*_ATTRIBUTES.values())
 
 

@@ -20,7 +20,7 @@ from ..messages.usage_record import UsageRecord
 from .fields import TIERS
 from .schema import records
 
-GroupColumn = Literal["tenant", "key_id", "model", "parent", "endpoint", "outcome"]
+GroupColumn = Literal["tenant", "key_id", "model", "parent", "endpoint", "outcome", "kind"]
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from .fields import TIERS
 
-HEAD: Final = "0010"
+HEAD: Final = "0011"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -69,6 +69,7 @@ records: Final = sa.Table(
     ),
     *_texts("fault", "upstream_usage", "adapter", "parent", nullable=True),
     sa.Column("completion_kind", sa.Text, nullable=False, server_default="known"),
+    sa.Column("kind", sa.Text, nullable=False, server_default="generate"),
     sa.Column("recovered", sa.Boolean, nullable=False),
     *_texts("server", "hash", "previous", "entry", "ledger"),
     *_numbers("number", "position"),

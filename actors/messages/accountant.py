@@ -7,6 +7,8 @@ from enum import StrEnum
 import attrs
 import msgspec
 
+from quipu.kernels.step_types import SequenceKind
+
 from .block_manager import MissDetail
 from .explanations import PromptNotes
 from .handler import Outlet
@@ -167,6 +169,7 @@ class OpenAccount:
     caller: Caller = Caller()
     seed: int | None = None
     """The sampling seed, as its record will show it."""
+    kind: SequenceKind = SequenceKind.GENERATE
 
 
 @attrs.frozen

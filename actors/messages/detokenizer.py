@@ -38,6 +38,8 @@ class Track:
     """Ignore stop strings that complete within the first `min_tokens` tokens."""
     output: OutputRules | None = None
     """How reasoning and calls are told from text. None: all of the output is text."""
+    wants_vector: bool = False
+    """Its prompt's vector or score is wanted, which the engine sends."""
     prompt_token_ids: Sequence[int] | None = None
     """The prompt, if the client wants the ids of its prompts' and its output's tokens."""
 

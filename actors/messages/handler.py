@@ -100,6 +100,8 @@ class OfPrompt:
     scores: TokenScores | None = None
     """Of the whole prompt. Its first token is included only if it is echoed."""
     token_ids: Sequence[int] | None = None
+    vector: bytes | None = None
+    """Its embedding in float32, or its score in float64."""
 
 
 class ScoredDelta(Delta, frozen=True, gc=False):

@@ -151,6 +151,8 @@ class SamplingParams(RowSampling):
     """What the output, after its reasoning, has to match, filled in by the tokenizer."""
     prediction: tuple[int, ...] = ()
     """Tokens that the client expects the output to have, as drafts, filled in by the tokenizer."""
+    dimensions: int | None = None
+    """How many elements an embedding has. None: all."""
 
 
 SAMPLING_FIELDS = (*sampling_fields_of(SamplingParams), *sampling_fields_of(LogitRules))

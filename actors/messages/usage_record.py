@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from quipu.kernels.step_types import SequenceKind
+
 from .block_manager import CacheMiss
 from .counts import UNKNOWN, Count, billable, estimated, shown
 from .outcomes import Fault, FinishReason, Outcome
@@ -33,6 +35,8 @@ class UsageRecord:
     parent: str | None = None
     """The adapter's model."""
     endpoint: str = ""
+    kind: SequenceKind = SequenceKind.GENERATE
+    """What was asked for: text, embeddings or scores."""
     received_at: float = 0.0
     admitted_at: float | None = None
     first_token_at: float | None = None

@@ -20,7 +20,7 @@ from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import Prompt
-from ..messages.scheduler import Abort, ResetPrefixCache, Submit
+from ..messages.scheduler import Abort, ResetPrefixCache, SequenceKind, Submit
 from ..messages.tokenizer import Encode, PromptQuestion
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
@@ -109,8 +109,12 @@ class RequestDesk:
         self._check_room()
         opened = self._open[request.request_id] = OpenRequest(request.request_id, self, request, adapter=adapter)
         self._idle = trio.Event() if self._idle.is_set() else self._idle
-        seed = recorded_seed(request.sampling.seed) if isinstance(request, Encode) else None
-        account = OpenAccount(request.request_id, endpoint, trio.current_time(), opened.mailbox, caller, seed)
+        seed, kind = None, SequenceKind.GENERATE
+        if isinstance(request, Encode):
+            kind = request.kind
+            seed = recorded_seed(request.sampling.seed) if kind is SequenceKind.GENERATE else None
+        now = trio.current_time()
+        account = OpenAccount(request.request_id, endpoint, now, opened.mailbox, caller, seed, kind)
         self._accountant.post(account)
         return opened
 

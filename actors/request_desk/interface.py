@@ -16,6 +16,7 @@ import attrs
 
 from ..cache_insight.cache_watch import CacheWatch
 from ..config.engine_roles import EngineRole
+from ..config.pooling_config import Task
 from ..messages.accountant import Caller
 from ..messages.explanations import Explanation
 from ..messages.handler import LookedUp
@@ -41,6 +42,18 @@ class PromptRefused(Exception):
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+@attrs.frozen
+class VectorInfo:
+    """The embeddings that a server makes."""
+
+    num_dimensions: int = 0
+    """Elements of each. 0: it makes none."""
+    dimensions: tuple[int, ...] | None = ()
+    """Lengths to which they may be cut. None: any."""
+    default_prompt: str = ""
+    """Text that the checkpoint puts before every other."""
 
 
 @attrs.frozen
@@ -72,6 +85,9 @@ class ServingInfo:
     """Models whose requests are passed on to upstreams, and their context lengths if they are known."""
     adapters: Mapping[str, Adapter] = attrs.field(factory=dict)
     """Adapters of the model, by the names under which requests may ask for them."""
+    task: Task = Task.GENERATE
+    """What engines of this server compute."""
+    vectors: VectorInfo = attrs.field(factory=VectorInfo)
     shared: frozenset[str] = frozenset()
     """Models of this server's engines that upstreams serve, too."""
 

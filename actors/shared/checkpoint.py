@@ -191,6 +191,12 @@ def _end_token(file: dict[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def token_ids_of(folder: Path, name: str) -> list[int]:
+    """Return the id of a token of the checkpoint's vocabulary; none if it has no such token. Raises CheckpointError."""
+    path = folder / "tokenizer_config.json"
+    return _find_token(name, read_json(path) if path.exists() else {}, folder / "tokenizer.json")
+
+
 def _find_token(name: str, config: dict[str, Any], tokenizer: Path) -> list[int]:
     added = config.get("added_tokens_decoder")
     if isinstance(added, dict):

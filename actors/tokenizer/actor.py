@@ -164,7 +164,8 @@ class TokenizerActor:
         if isinstance(encoded, RequestError):
             return encoded
         root = root_key_of(request, self._config)
-        return Keyed(encoded.token_ids, root, await self._keys(root, encoded), reads_cache(request), encoded.spans)
+        may_read = reads_cache(request, self._config.engine.pooling)
+        return Keyed(encoded.token_ids, root, await self._keys(root, encoded), may_read, encoded.spans)
 
     # ------------------------------------------------------------ serving
 

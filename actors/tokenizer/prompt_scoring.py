@@ -11,14 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..config.pooling_config import PoolingConfig
 from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.scheduler import SequenceKind
 from ..messages.tokenizer import Encode
 
 _CODE = "too_many_logprobs"
 
 
-def reads_cache(request: Encode) -> bool:
-    """Return whether a prompt's first choice may read it from the cache."""
+def reads_cache(request: Encode, pooling: PoolingConfig) -> bool:
+    """Return whether a prompt's first choice may read it from the cache; if it is embedded, if its last position will
+    do."""
+    if request.kind is not SequenceKind.GENERATE:
+        return pooling.reads_cache
     return not (request.echo or request.sampling.prompt_logprobs is not None)
 
 

@@ -16,7 +16,7 @@ from ..messages.detokenizer import Track
 from ..messages.explanations import PromptNotes
 from ..messages.handler import Outlet
 from ..messages.sampling import SamplingParams
-from ..messages.scheduler import Submit
+from ..messages.scheduler import SequenceKind, Submit
 from ..messages.tokenizer import Encode
 from ..shared.block_keys import root_key
 from ..shared.breakpoints import in_whole_blocks, pins_of
@@ -89,8 +89,9 @@ class Submission:
         tail_length = DECODER_TAIL if request.output is None else PARSER_TAIL
         group_size = request.num_choices if self.prompts_apart else len(places)
         tokens_to_come = 0
-        first_reads_cache, is_scored = reads_cache(request), sampling.prompt_logprobs is not None
-        least = 0 if first_reads_cache else 1  # an echoed prompt is complete with the first token
+        first_reads_cache, is_scored = reads_cache(request, engine.pooling), sampling.prompt_logprobs is not None
+        generates = request.kind is SequenceKind.GENERATE
+        least = 1 if generates and not first_reads_cache else 0  # an echoed prompt is complete with the first token
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             encoded, budget = self.prompts[prompt], self.budgets[prompt]
             token_ids = encoded.token_ids
@@ -134,6 +135,7 @@ class Submission:
                 num_prompt_scores=len(token_ids) - 1 if is_scored else 0,
                 echo=encoded.echo,
                 prompt_only=budget == 0,
+                wants_vector=not generates,
                 min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,
                 output=request.output,
                 prompt_token_ids=token_ids if request.with_token_ids else None,

@@ -132,7 +132,13 @@ def _find_stored(model_path: Path) -> tuple[dict[str, StoredTensor], Matrices]:
     if (gguf := find_linked(model_path)) is not None:
         stored, matrices = open_gguf(gguf)
         return stored, Matrices(matrices)
-    return find_tensors(model_path), Matrices()
+    return _of_whole_model(find_tensors(model_path)), Matrices()
+
+
+def _of_whole_model(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return tensors by their names in a whole model, if they were saved without its output head."""
+    is_part = "embed_tokens.weight" in stored and not any(name.startswith("model.") for name in stored)
+    return {f"model.{name}": tensor for name, tensor in stored.items()} if is_part else stored
 
 
 class PieceByPiece:

@@ -10,9 +10,7 @@ slots that its own rows should have written.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -22,12 +20,13 @@ import torch
 
 from ..adapters.named_weights import NamedWeights
 from ..backend import BackendConfig, Capabilities, RunsAtOnce, wants_strict
-from ..batch import Drawn, StepBatch
+from ..batch import Drawn, Pooling, StepBatch
 from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.config import DecoderConfig
 from ..opened_model import open_model
+from ..pooling import is_of_last_tokens, pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores
 from ..step_types import Scores
@@ -35,7 +34,8 @@ from .adapted_products import AdaptedProducts
 from .build import CannotBuild, Kernels, load_kernels
 from .first_touch import FirstTouch
 from .packing import PackedWeights
-from .program import STORED, STORED_KV, Bounds, Op, Pass, check_layout
+from .profiled_program import each_kernel_once, touch
+from .program import STORED, STORED_KV, Bounds, Pass, check_layout
 from .recorded import Program
 from .recorder import record
 from .sampler import draw
@@ -115,8 +115,8 @@ class CpuBackend(RunsAtOnce):
             def run() -> None:
                 set_up(NUM_BLOCKS)
                 if self._adapted is not None:
-                    _touch(self._adapted)
-                self._program = _each_kernel_once(self._program)
+                    touch(self._adapted)
+                self._program = each_kernel_once(self._program)
                 self.step(largest_pass(config))
 
             peak = peak_of(run)
@@ -159,22 +159,35 @@ class CpuBackend(RunsAtOnce):
         """See `Backend.step`. Raises ArithmeticError if a scored prompt token has NaN logits."""
         rows = [row for row, samples in enumerate(batch.samples) if samples]
         one_pass, last = self._pass(batch), [batch.query_start[row + 1] - 1 for row in rows]
-        if batch.scoring is not None and batch.scoring.prompt_tokens:
+        if batch.pooling is not None and not rows and is_of_last_tokens(batch.pooling, batch.query_start):
+            return Drawn([], [], pooled=self._pool_last(batch, batch.pooling, one_pass))
+        if batch.pooling is not None or (batch.scoring is not None and batch.scoring.prompt_tokens):
             logits_MV = self._run_all(one_pass, last)
         else:
             logits_MV = self._run(one_pass, last)
         token_ids = draw(self._library, batch, rows, logits_MV.numpy(), num_threads=self.num_threads)
         drawn = Drawn.of(batch, rows, token_ids)
+
+        def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
+            return self._run_head(one_pass, tokens), range(len(tokens))
+
         if batch.scoring is not None:
-
-            def head(tokens: list[int]) -> tuple[torch.Tensor, range]:
-                return self._run_head(one_pass, tokens), range(len(tokens))
-
             drawn_logits = (logits_MV, range(len(rows)))
             drawn = add_scores(drawn, batch.scoring, drawn_logits, head, self._score_rows, at_once=_SCORED_AT_ONCE)
+        if batch.pooling is not None:
+            pooled = pool(batch.pooling, batch.query_start, head, at_once=self._bounds.num_logits)
+            drawn = attrs.evolve(drawn, pooled=pooled)
         for row, token_id in zip(rows, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
         return drawn
+
+    def _pool_last(self, batch: StepBatch, pooling: Pooling, one_pass: Pass) -> list[bytes]:
+        """Run a pass for the last tokens of some rows alone, and pool these."""
+
+        def run(tokens: list[int]) -> tuple[torch.Tensor, range]:
+            return self._run(one_pass, tokens), range(len(tokens))
+
+        return pool(pooling, batch.query_start, run, at_once=len(pooling.rows))
 
     def logits(self, batch: StepBatch, tokens: list[int]) -> torch.Tensor:
         """Run the pass without sampling; return float32 logits `[len(tokens), V]` of these flat token indexes."""
@@ -251,30 +264,6 @@ class CpuBackend(RunsAtOnce):
         self, logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]
     ) -> Scores:
         return score(self._library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=self.num_threads)
-
-
-@torch.inference_mode()
-def _each_kernel_once(program: Program) -> Program:
-    """Touch all memory, and return a program of the first operation of each kind and shape, for the profile run.
-
-    Layers share their memory, so one layer needs as much as all of them; running all of them could take minutes on a
-    slow machine, for a model with billions of weights. The results are meaningless.
-    """
-    _touch(program)
-    numbers = [name for name, kind, *_ in Op._fields_ if kind is not ctypes.c_void_p and name != "no_barrier"]
-    first: dict[tuple[float, ...], Op] = {}
-    for op in chain(program.draw, program.trunk, program.head):
-        first.setdefault(tuple(getattr(op, name) for name in numbers), op)
-    kept = (Op * len(first))(*first.values())
-    for op in kept:
-        op.no_barrier = 0  # another operation may follow now
-    return attrs.evolve(program, draw=kept)
-
-
-@torch.inference_mode()
-def _touch(program: Program) -> None:
-    for tensor in program.workspace:
-        tensor.zero_()
 
 
 def _check_supported(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:

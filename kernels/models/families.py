@@ -24,6 +24,10 @@ class Model(Protocol):
         """Embed tokens, run every layer and write its KV; return x_ND before the final norm."""
         ...
 
+    def states(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Apply the final norm to the rows whose final hidden states are needed; return h_ND."""
+        ...
+
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm and the output head to the rows whose logits are needed; return logits_NV."""
         ...
@@ -68,10 +72,15 @@ FAMILIES = {
 }
 
 
-def find_family(config_json: dict[str, Any]) -> Family:
-    """Return the family of a checkpoint. Raises ValueError for an unsupported architecture."""
+def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Family:
+    """Return the family of a checkpoint. Raises ValueError for an unsupported architecture.
+
+    `headless`: models that were saved without their output head will do, too, such as `Qwen3Model`.
+    """
     architectures = config_json.get("architectures") or []
     for architecture in architectures:
+        if headless and str(architecture).endswith("Model"):
+            architecture = str(architecture).removesuffix("Model") + "ForCausalLM"
         if architecture in FAMILIES:
             return FAMILIES[architecture]
     named = ", ".join(map(str, architectures)) or "config.json names none"

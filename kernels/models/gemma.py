@@ -131,8 +131,12 @@ class Gemma:
             x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.post_feedforward_layernorm_D, c.rms_norm_eps))
         return x_ND
 
+    def states(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Apply the final norm; return the final hidden states, h_ND."""
+        return ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps)
+
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm, the output head and the soft cap; return logits_NV."""
-        logits_NV = ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)
+        logits_NV = ops.linear(self.states(x_ND, ops), self.embeddings.head_VD)
         cap = self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

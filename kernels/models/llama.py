@@ -120,6 +120,10 @@ class Llama:
             x_ND = ops.add(x_ND, y_ND)
         return x_ND
 
+    def states(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Apply the final norm; return the final hidden states, h_ND."""
+        return ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps)
+
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm and the output head; return logits_NV."""
-        return ops.linear(ops.rms_norm(x_ND, self.norm_D, self.config.rms_norm_eps), self.embeddings.head_VD)
+        return ops.linear(self.states(x_ND, ops), self.embeddings.head_VD)

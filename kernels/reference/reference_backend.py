@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import attrs
 import numpy as np
 import torch
 
@@ -25,6 +26,7 @@ from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.families import Model
 from ..opened_model import open_model
+from ..pooling import pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
 from ..sampling.oracle import draw
@@ -96,6 +98,9 @@ class ReferenceBackend(RunsAtOnce):
             if batch.scoring is not None:
                 drawn_logits = (logits_MV, range(len(rows)))
                 drawn = add_scores(drawn, batch.scoring, drawn_logits, head.rows, score_rows, at_once=ROWS)
+            if batch.pooling is not None:
+                pooled = pool(batch.pooling, batch.query_start, head.rows, at_once=ROWS)
+                drawn = attrs.evolve(drawn, pooled=pooled)
         for row, token_id in zip(rows, drawn.token_ids, strict=True):
             self._last_drawn[batch.slots[row]] = token_id
         return drawn

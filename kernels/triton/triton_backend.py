@@ -23,6 +23,7 @@ from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..models.config import DecoderConfig
 from ..opened_model import open_model
+from ..pooling import pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
 from .availability import check_capability, request_strict_cublas
@@ -154,6 +155,9 @@ class TritonBackend(RunsAtOnce):
             drawn = Drawn.of(batch, rows, pending.read(batch, rows))
             for row in rows:
                 self._has_drawn[batch.slots[row]] = True
+        if batch.pooling is not None:
+            pooled = pool(batch.pooling, batch.query_start, finished.logits, at_once=_SCORED_AT_ONCE)
+            drawn = attrs.evolve(drawn, pooled=pooled)
         if batch.scoring is None:
             return drawn
         return add_scores(drawn, batch.scoring, drawn_logits, finished.logits, score_rows, at_once=_SCORED_AT_ONCE)

@@ -141,7 +141,6 @@ def beneath(batch: StepBatch, drawn: Drawn | None) -> StepBatch:
         sampling=[RowSampling()] * len(batch.slots),
         processing=Processing([], [], rows, lambda: masks),
         scoring=attrs.evolve(prompt, drawn_rows=rows, drawn_num_top=[NUM_TOP] * len(rows)),
-        kinds=None,
         adapters=None,
     )
 

@@ -38,7 +38,7 @@ from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
 from .body_table import SHAPES
 from .fields import parse_object
-from .generation import GenerationRequest, check_priority, visible_to
+from .generation import GenerationRequest, check_priority, check_task, visible_to
 from .ignored_fields import IgnoredNames, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
 from .stream import Stream, StreamWriter, Transcript
@@ -63,9 +63,9 @@ class Reply(ABC):
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         """Yield the body of a complete response as JSON, in pieces that take about a millisecond each to make."""
 
-    @abstractmethod
     def writer(self, stream: Stream) -> StreamWriter:
-        """Return the writer of a streamed response."""
+        """Return the writer of a streamed response. Raises TypeError if its endpoint streams none."""
+        raise TypeError(f"{type(self).__name__} is not streamed")
 
 
 @attrs.frozen
@@ -148,6 +148,7 @@ async def read_reply(endpoint: str, read: Reader, body: dict[str, Any], desk: De
     """Read the body of the current request as an endpoint does. Raises APIError."""
     context = current_request_context()
     info = visible_to(context.principal, desk.info)
+    check_task(endpoint, info)
     reply = await read(ParsedRequest(body, context.request_id, info, options))
     if (adapter := info.adapters.get(reply.wanted.model)) is not None:
         reply.wanted = attrs.evolve(reply.wanted, adapter=adapter.digest)

@@ -22,6 +22,7 @@ from . import item_shapes as items
 from . import message_shapes as blocks
 from .body_field import ARRAY, BOOLEAN, OFF, STRING, BodyField, Refusal, Schema, Shape, Why
 from .foreign_table import FOREIGN
+from .pooled_bodies import POOLED_BODIES
 
 MAX_CHOICES = 128
 """As in OpenAI's API."""
@@ -205,7 +206,13 @@ NAMES: Mapping[str, str] = {
     MESSAGES: "MessageRequest",
 }
 """Of each endpoint's body in the OpenAPI document."""
-SHAPES: Mapping[str, Shape] = {endpoint: _shape_on(endpoint) for endpoint in EVERY_API}
+SHAPES: Mapping[str, Shape] = {
+    **{endpoint: _shape_on(endpoint) for endpoint in EVERY_API},
+    **{
+        endpoint: Shape((*body.fields, *(BodyField(name=name) for name in FOREIGN)))
+        for endpoint, body in POOLED_BODIES.items()
+    },
+}
 """What each endpoint knows."""
 PROMPT_FIELDS: Mapping[str, str] = {COMPLETIONS: "prompt", CHAT: "messages", RESPONSES: "input", MESSAGES: "messages"}
 """The field that has each endpoint's prompt."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.config.declarations import CHAT, COMPLETIONS, EVERY_API
+from quipu.actors.config.declarations import CHAT, COMPLETIONS
 
 from ..request.errors import unknown_parameter, unsupported_parameter
 from .body_field import BodyField, Why
@@ -67,7 +67,7 @@ def _refused(endpoint: str, why: Why) -> list[BodyField]:
     return [field for field in known if endpoint in field.refusals and field.refusals[endpoint].why is why]
 
 
-_REFUSED = {(endpoint, why): _refused(endpoint, why) for endpoint in EVERY_API for why in Why}
+_REFUSED = {(endpoint, why): _refused(endpoint, why) for endpoint in SHAPES for why in Why}
 _CARRIED = {
     endpoint: {field.attribute: field.name for field in declared.fields if field.attribute}
     for endpoint, declared in SHAPES.items()

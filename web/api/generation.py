@@ -15,6 +15,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from quipu.actors.config.declarations import EMBEDDINGS, POOLED
+from quipu.actors.config.pooling_config import Task
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.interface import ServingInfo
 
@@ -173,6 +175,24 @@ def visible_to(principal: Principal, info: ServingInfo) -> ServingInfo:
         return info
     allowed = {name: adapter for name, adapter in info.adapters.items() if name in principal.adapters}
     return attrs.evolve(info, adapters=allowed)
+
+
+_TASKS = {
+    Task.GENERATE: "generates text",
+    Task.EMBED: "makes embeddings, and scores by their similarity",
+    Task.SCORE: "makes a reranker's scores",
+}
+
+
+def check_task(endpoint: str, info: ServingInfo) -> None:
+    """Raise APIError if this server was not started for what an endpoint does."""
+    wanted = (Task.EMBED,) if endpoint == EMBEDDINGS else (Task.EMBED, Task.SCORE)
+    if endpoint not in POOLED:
+        wanted = (Task.GENERATE,)
+    if info.task not in wanted:
+        flags = " or ".join(f"`--task {task}`" for task in wanted)
+        message = f"This server {_TASKS[info.task]}: `{endpoint}` needs one that was started with {flags}."
+        raise invalid(message, code="task_not_served")
 
 
 def check_priority(priority: int, *, is_allowed: bool) -> None:

@@ -21,8 +21,9 @@ from .body_field import BodyField, Schema, Shape
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 EVENTS: Final = "text/event-stream"
-GENERATION, MODELS, CACHE, USAGE, OPERATORS, PAGES = (
+GENERATION, POOLING, MODELS, CACHE, USAGE, OPERATORS, PAGES = (
     "Generation",
+    "Embeddings and scores",
     "Models",
     "Cache",
     "Usage",

@@ -17,6 +17,7 @@ _OF_DETAILS = {
 }
 """With `return_cached_tokens_details` only."""
 _WRITTEN = maybe(COUNT)
+DETAILS = record({"cache_write_tokens": _WRITTEN, "audio_tokens": COUNT}, {"cached_tokens": COUNT, **_OF_DETAILS})
 OPENAI_USAGE = Named(
     "Usage",
     record(
@@ -24,9 +25,7 @@ OPENAI_USAGE = Named(
             "prompt_tokens": maybe(COUNT),
             "completion_tokens": COUNT,
             "total_tokens": maybe(COUNT),
-            "prompt_tokens_details": record(
-                {"cache_write_tokens": _WRITTEN, "audio_tokens": COUNT}, {"cached_tokens": COUNT, **_OF_DETAILS}
-            ),
+            "prompt_tokens_details": DETAILS,
             "completion_tokens_details": record(
                 {
                     "reasoning_tokens": COUNT,

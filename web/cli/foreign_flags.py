@@ -34,6 +34,7 @@ USE: Final = _by_flag(
         "--watchdog-timeout": "use --step-timeout instead",
         "--enable-deterministic-inference": "use --determinism instead",
         "--disable-cuda-graph": "use --enforce-eager instead",
+        "--runner --convert --is-embedding": "use --task instead",
         "--disable-radix-cache": "use --no-enable-prefix-caching instead",
     }
 )
@@ -54,7 +55,6 @@ NEEDLESS: Final = _by_flag(
         "--tokenizer --tokenizer-path": "it is the checkpoint's",
         "--tokenizer-mode": "it is chosen by the checkpoint",
         "--device": "it is the machine's",
-        "--task --runner": "models generate text",
     }
 )
 ABSENT: Final = _by_flag(

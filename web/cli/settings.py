@@ -19,13 +19,15 @@ from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.config.declarations import settings_of
 from quipu.actors.config.engine_config import DEFAULT_BLOCK_SIZE, VLLM_BLOCK_SIZE, EngineConfig, KvEventsConfig
 from quipu.actors.config.engine_roles import EngineRole, why_no_roles
+from quipu.actors.config.pooling_config import Task
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.config.tier_settings import TIER_FLAGS
 from quipu.actors.config.upstream_config import UpstreamConfig
 from quipu.actors.fleet.cluster.ray_nodes import check_ray
 from quipu.actors.fleet.processes.link_tls import tls_of
-from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo, VectorInfo
 from quipu.actors.shared.checkpoint import CheckpointError, CheckpointInfo, read_info, resolve
+from quipu.actors.shared.pooling_files import read_vector_files
 
 from .generation_config import read_sampling_defaults
 from .lora_flags import refuse_without_engines, resolve_adapters
@@ -72,6 +74,8 @@ def resolve_config(
     )
     model_names = tuple(dict.fromkeys(arguments.served_model_name or [checkpoint.name]))
     adapters = resolve_adapters(arguments, model_names)
+    vectors = read_vector_files(path, arguments.task or "auto")
+    _check_task(arguments, vectors.task)
     sampling_defaults = read_sampling_defaults(arguments.generation_config, path, checkpoint.vocab_size)
     block_size = _resolve_block_size(arguments)
     max_model_len, num_blocks = _resolve_sizes(arguments, checkpoint, block_size)
@@ -85,12 +89,14 @@ def resolve_config(
         **_resolve_scheduling(arguments, max_model_len),
         "max_loras": adapters["max_loras"],
         "max_lora_rank": adapters["max_lora_rank"],
+        "task": vectors.task.value,
     }
     engine = EngineConfig(
         model_path=str(path),
         eos_token_ids=checkpoint.eos_token_ids,
         may_shorten=arguments.max_model_len is None,
         has_peers=_have_peers(arguments, engines),
+        pooling=vectors.pooling,
         # only a key file knows several tenants
         max_waiting_share=1.0 if arguments.key_file is None else TENANT_SHARE,
         **_given(arguments, EngineConfig) | resolved,
@@ -104,7 +110,19 @@ def resolve_config(
         upstreams=upstreams,
         **_given(arguments, RuntimeConfig) | engines,
     )
-    return config, _serving_info(arguments, config, sampling_defaults)
+    info = _serving_info(arguments, config, sampling_defaults)
+    told = VectorInfo(vectors.num_dimensions, vectors.dimensions, vectors.default_prompt)
+    return config, attrs.evolve(info, task=vectors.task, vectors=told)
+
+
+def _check_task(arguments: argparse.Namespace, task: Task) -> None:
+    """Raises CheckpointError for what only a server that generates can have."""
+    if task is Task.GENERATE:
+        return
+    if arguments.executor == "vllm":
+        raise CheckpointError(f"--task {task}: the vllm executor makes no embeddings and no scores, only text")
+    if arguments.speculative != "off":
+        raise CheckpointError(f"--task {task}: nothing is drafted without outputs: --speculative must be off")
 
 
 def _serving_info(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from quipu.actors.cache_insight.cache_watch import CacheWatch
+from quipu.actors.config.pooling_config import Task
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.counts import Known
 from quipu.actors.messages.handler import Closed, Delta, Started
@@ -49,7 +50,13 @@ class StandInDesk:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.info: ServingInfo = attrs.evolve(
-            desk.info, model_names=(MODEL,), has_engines=True, passed_on={}, shared=frozenset(), adapters={}
+            desk.info,
+            task=Task.GENERATE,
+            model_names=(MODEL,),
+            has_engines=True,
+            passed_on={},
+            shared=frozenset(),
+            adapters={},
         )
         self.upstreams: Forwarding | None = None
         self.num_counted = 0

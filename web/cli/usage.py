@@ -1,4 +1,4 @@
-"""`quipu usage`: usage by model, key, tenant, endpoint or outcome, as a table or as JSON.
+"""`quipu usage`: usage by model, key, tenant, endpoint, outcome or kind, as a table or as JSON.
 
 Reads a data directory, a database, or both, like `quipu ledger`, and counts like the reports over HTTP
 (`web/api/admin/usage_report.py`). The result goes to stdout; errors go to stderr, with exit code 2.
@@ -34,6 +34,7 @@ GROUPS: Final[Mapping[str, GroupColumn]] = {
     "tenant": "tenant",
     "endpoint": "endpoint",
     "outcome": "outcome",
+    "kind": "kind",
 }
 _NUMBERS: Final = ("requests", "input", "cached", "hit rate", "written", "output")
 _BY_TIER: Final = {"host": "from host", "disk": "from disk", "remote": "from remote"}

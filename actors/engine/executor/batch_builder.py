@@ -18,9 +18,10 @@ from quipu.kernels.logit_processors import Processing, no_masks
 from quipu.kernels.step_types import SequenceKind
 
 from ...messages.executor import ToScore
-from ...messages.scores import StepPayloads
+from ...messages.scores import Scores, StepPayloads
 from ...shared.scored_tokens import pack
 from .grammars import MaskMaker
+from .pooler import PooledRows, Pooler
 from .step_rows import StepRows
 
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
@@ -33,6 +34,7 @@ def make_batch(
     some_have_rules: bool,
     some_are_special: bool = False,
     masks: MaskMaker,
+    pooler: Pooler,
     copies: Sequence[tuple[int, int]] = (),
     drafts: Mapping[int, Sequence[int]] = NO_DRAFTS,
 ) -> StepBatch:
@@ -65,7 +67,7 @@ def make_batch(
         scoring=_make_scoring(rows, query_start) if some_are_scored or rows.to_score else None,
         processing=_make_processing(rows, masks, drafts) if some_have_rules else None,
         copies=copies,
-        kinds=[state.kind for state in states] if some_are_special else None,
+        pooling=pooler.pooling_of(rows, query_start) if some_are_special else None,
         adapters=[state.adapter for state in states] if some_are_special else None,
     )
 
@@ -145,7 +147,7 @@ class RowTokens:
         return {r: ids for r, ids in self.by_row.items() if r not in self.failures and r not in self.broken_rows}
 
 
-def tokens_by_row(rows: StepRows, batch: StepBatch, drawn: Drawn) -> RowTokens:
+def tokens_by_row(rows: StepRows, batch: StepBatch, drawn: Drawn, pooled: PooledRows) -> RowTokens:
     """Return the tokens that a pass yielded, by row."""
     failures = {} if batch.processing is None else batch.processing.failures
     by_row = {row: [token_id] for row, token_id in zip(drawn.rows, drawn.token_ids, strict=True)}
@@ -155,16 +157,29 @@ def tokens_by_row(rows: StepRows, batch: StepBatch, drawn: Drawn) -> RowTokens:
         by_row[row] = rows.states[row].up_to_its_end(yielded)
         if len(by_row[row]) < len(yielded):
             cut_rows.append(row)
-    return RowTokens(by_row, failures, drawn.broken_rows, cut_rows)
+    return RowTokens(by_row, failures, drawn.broken_rows + pooled.broken_rows, cut_rows)
 
 
-def payloads_of(rows: StepRows, batch: StepBatch, drawn: Drawn, tokens: RowTokens) -> StepPayloads | None:
+def payloads_of(
+    rows: StepRows, batch: StepBatch, drawn: Drawn, tokens: RowTokens, pooled: PooledRows
+) -> StepPayloads | None:
     """Return the rows' payloads; None if no request asks for any. Raises ValueError if the scores are missing."""
-    if batch.scoring is None:
+    if batch.scoring is None and not pooled.payloads:
         return None
+    found = StepPayloads([], Scores.empty(), [], [], [])
+    if batch.scoring is not None:
+        found = _scores_of(rows, batch.scoring, drawn, tokens)
+    for row, payload in pooled.payloads.items():
+        found.ids.append(rows.ids[row])
+        found.ends.append(rows.ends[row])
+        found.payloads.append(payload)
+    return found
+
+
+def _scores_of(rows: StepRows, scoring: Scoring, drawn: Drawn, tokens: RowTokens) -> StepPayloads:
     if drawn.scores is None or drawn.prompt_scores is None:
         raise ValueError("the backend does not support logprobs")
-    scored_rows, scores = batch.scoring.without(drawn.broken_rows).drawn_rows, drawn.scores
+    scored_rows, scores = scoring.without(drawn.broken_rows).drawn_rows, drawn.scores
     if drawn.more:
         scored_rows, kept = _kept_scores(scored_rows, drawn, tokens)
         scores = scores.pick(kept)

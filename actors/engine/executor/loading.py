@@ -14,12 +14,14 @@ from quipu.kernels.load import load_backend
 from quipu.kernels.machine import memory
 
 from ...config.engine_config import EngineConfig
+from ...config.pooling_config import Task
 from ...shared.tokenizers_library import load_library
 from .draft_depth import FREE, PassCosts
 from .drafter import Drafter, Drafts
 from .fake_drafter import FakeDrafter
 from .grammars import GrammarMasks
 from .pass_costs import measure_costs
+from .pooler import Pooler
 from .step_runner import Executor
 
 MAX_DRAFT_ROWS = 64
@@ -50,6 +52,7 @@ def backend_config_of(config: EngineConfig) -> BackendConfig:
         enforce_eager=config.enforce_eager,
         tensor_parallel_size=config.tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
+        headless=config.task == Task.EMBED,
         # one more: while an adapter is replaced, both are loaded
         max_loras=config.max_loras + 1 if config.max_loras else 0,
         max_lora_rank=config.max_lora_rank,
@@ -69,7 +72,13 @@ def load_executor(config: EngineConfig) -> Executor:
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
             backend.dials.eos_token_id = config.eos_token_ids[0]
     drafter = _make_drafter(config, backend)
-    return Executor(backend, max_num_seqs=config.max_num_seqs, masks=_make_masks(config), drafter=drafter)
+    return Executor(
+        backend,
+        max_num_seqs=config.max_num_seqs,
+        masks=_make_masks(config),
+        drafter=drafter,
+        pooler=Pooler(config.pooling),
+    )
 
 
 def _num_draft_rows(config: EngineConfig) -> int:

@@ -13,6 +13,8 @@ grammar, where they exist, know all of them.
 from __future__ import annotations
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from quipu.kernels.logit_processors import LogitProcessor
 from quipu.kernels.step_types import RowSampling, SequenceKind
@@ -43,6 +45,8 @@ class SequenceState:
     stop_ids: frozenset[int] = frozenset()
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
+    pooled: npt.NDArray[np.float64] | None = None
+    """Sum of the outputs of its positions so far, if its vector is a mean."""
     num_computed: int = 0
     """Number of positions whose KV is written or granted."""
     table: list[int] = attrs.field(factory=list)

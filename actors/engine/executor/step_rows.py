@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from ...messages.executor import StepPlan, ToScore
 from .draft_depth import StepSize
@@ -105,6 +107,19 @@ class StepRows:
         num_rows = len(self.ids)
         counts = [len(tokens.get(row, ())) for row in range(num_rows)]
         return [] if counts.count(1) == num_rows else counts
+
+    def append_outputs(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Record the tokens that rows yielded."""
+        for row, token_ids in tokens.items():
+            for token_id in token_ids:
+                self.states[row].append_output(token_id)
+
+    def advance(self, ends: Sequence[int], sums: Mapping[int, npt.NDArray[np.float64]]) -> None:
+        """Note how far each row has got, and the sum of outputs so far of those whose vectors are means."""
+        for state, end in zip(self.states, ends, strict=True):
+            state.num_computed = end
+        for row, sums_D in sums.items():
+            self.states[row].pooled = sums_D
 
     def take_back(self, block_size: int) -> None:
         """Undo the effects of a pass over these rows on their sequences, except for sampled tokens on the device."""

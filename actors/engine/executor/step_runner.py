@@ -41,6 +41,7 @@ from .drafter import Drafts
 from .grammars import MaskMaker, NoMasks
 from .launched_step import LaunchedStep
 from .loaded_adapters import LoadedAdapters
+from .pooler import LAST_TOKEN, Pooler
 from .sequence_table import SequenceTable
 from .step_rows import StepRows
 
@@ -65,11 +66,13 @@ class Executor:
         max_num_seqs: int,
         masks: MaskMaker | None = None,
         drafter: Drafts | None = None,
+        pooler: Pooler = LAST_TOKEN,
     ) -> None:
         """Without `masks`, sequences whose output has to match a grammar fail."""
         self.backend = backend
         self._masks = masks or NoMasks()
         self.drafter = drafter
+        self._pooler = pooler
         self._block_size = backend.memory_plan.block_size
         self.tags = BlockTags(backend.memory_plan.num_blocks, self._block_size)
         """Its record of the blocks, which the mover reads and extends."""
@@ -254,6 +257,7 @@ class Executor:
             some_have_rules=self._table.some_have_rules,
             some_are_special=self._table.some_are_special,
             masks=self._masks,
+            pooler=self._pooler,
             copies=[(copy.source, copy.destination) for copy in step.copies.values()],
         )
         step.expanded = ExpandedBatch.of(step.batch, tokens) if tokens else None
@@ -266,13 +270,11 @@ class Executor:
         drawn = step.running.collect()
         if step.expanded is not None:
             drawn = step.expanded.collapse(drawn)
-        tokens = tokens_by_row(rows, batch, drawn)
-        payloads = payloads_of(rows, batch, drawn, tokens)
+        pooled = self._pooler.pool(rows, batch, drawn)
+        tokens = tokens_by_row(rows, batch, drawn, pooled)
+        payloads = payloads_of(rows, batch, drawn, tokens, pooled)
         ends = rows.kept_ends(tokens.by_row) if rows.may_yield_several else rows.ends
-        for row, token_ids in tokens.by_row.items():
-            state = rows.states[row]
-            for token_id in token_ids:
-                state.append_output(token_id)
+        rows.append_outputs(tokens.by_row)
         self._uncarried.update(rows.ids[row] for row in tokens.cut_rows)
         if self.drafter is not None and step.expanded is not None:
             for row in step.expanded.drafts:
@@ -280,8 +282,7 @@ class Executor:
                 self._uncarried.add(rows.ids[row])
                 self.drafter.note_accepted(rows.ids[row], len(drawn.more.get(row, ())))
         self.tags.write(rows.states, rows.starts, ends, () if following is None else frozenset(following.writes))
-        for state, end in zip(rows.states, ends, strict=True):
-            state.num_computed = end
+        rows.advance(ends, pooled.sums)
         return step.done(rows, ends, tokens, payloads)
 
     def _forget(self, plan: StepPlan) -> None:

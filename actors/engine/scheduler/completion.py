@@ -69,7 +69,8 @@ class StepCompletion:
             self._settle_advances(step, done, [row for row in rows if row < plan.num_going_on])
         self._append_tokens(sequences, rows, done)
         if step.publishes:
-            self._end_prompts([sequences[row] for row in rows if done.row_ends[row] >= sequences[row].max_len])
+            ended = [row for row in rows if done.row_ends[row] >= sequences[row].max_len and row not in failed]
+            self._end_prompts([sequences[row] for row in ended])
         for row in failed:
             if row in done.broken_rows:
                 state.end(sequences[row], NOT_FINITE, ErrorKind.INTERNAL)

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from quipu.actors.messages.scheduler import SequenceKind
-from quipu.kernels.batch import Drawn, StepBatch
+from quipu.kernels.batch import Drawn, Pooling, StepBatch
 from tests.fake_oracle import continuation
 from tests.runtimes import Client, small_runtime, text_of
 
@@ -42,17 +42,16 @@ async def test_adapters_share_no_blocks(autojump_clock: trio.abc.Clock, most_tok
     assert not any(answer.record.disputed for answer in answers)
 
 
-async def test_batches_say_kind_and_adapter(autojump_clock: trio.abc.Clock) -> None:
-    """Batches have kinds and adapters while any open sequence has one; otherwise both are None."""
+async def test_batches_say_what_is_special(autojump_clock: trio.abc.Clock) -> None:
+    """Batches have adapters while any open sequence has one, and pooling where a row's vector is wanted; otherwise both
+    are None."""
     async with small_runtime() as client:
         batches = watch(client)
         await client.ask(PROMPT)
-        assert batches and all(batch.kinds is None and batch.adapters is None for batch in batches)
+        assert batches and all(batch.pooling is None and batch.adapters is None for batch in batches)
         batches.clear()
         await client.ask(PROMPT, adapter="one")
-        assert {(*(batch.kinds or ()), *(batch.adapters or ())) for batch in batches} == {
-            (SequenceKind.GENERATE, "one")
-        }
+        assert [(batch.pooling, batch.adapters) for batch in batches] == [(None, ["one"])] * len(batches)
 
 
 async def test_embedding_draws_nothing(autojump_clock: trio.abc.Clock) -> None:
@@ -61,7 +60,7 @@ async def test_embedding_draws_nothing(autojump_clock: trio.abc.Clock) -> None:
         batches = watch(client)
         answer = await client.ask(PROMPT, kind=SequenceKind.EMBED)
         assert [batch.samples for batch in batches] == [[False]]
-        assert [batch.kinds for batch in batches] == [[SequenceKind.EMBED]]
+        assert [batch.pooling for batch in batches] == [Pooling([0], [len(PROMPT) - 1])]
         after = await client.ask(PROMPT)
     assert answer.record.completion_tokens == 0 and answer.record.computed_tokens == len(PROMPT)
     assert after.record.cached_tokens == 48

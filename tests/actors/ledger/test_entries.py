@@ -22,6 +22,7 @@ from quipu.actors.ledger.schema import records
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, FinishReason, Outcome
+from quipu.actors.messages.scheduler import SequenceKind
 from quipu.actors.messages.usage_record import UsageRecord
 from tests.actors.ledger.ledgers import T0, record_of, so_far_of
 
@@ -121,6 +122,7 @@ def test_every_field_of_a_record_is_kept() -> None:
             "disputed": True,
             "knows_completion": False,
             "fault": Fault.ENGINE_DIED,
+            "kind": SequenceKind.SCORE,
         }.get(field.name)
         if other is None:
             kind = str(field.type)
@@ -171,6 +173,7 @@ def test_longest_closing_fits_the_shortest_open_entry() -> None:
         "parent": "\x06" * 256,
         "retry_of": "\x04" * 256,
         "endpoint": "/v1/completions",
+        "kind": SequenceKind.EMBED,
     }
     opened = admitted_line("srv-0123456789abcdef", 0.0, UsageRecord(request_id="r", outcome=Outcome.CANCELLED, **who))
     most, longest = 2**63 - 1, 1_700_000_000.1234567
@@ -218,7 +221,7 @@ def test_defaults_never_change() -> None:
     expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}
     expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": ""}
     expected |= {"prompt_kind": "unknown", "cached_kind": "unknown", "cache_write_kind": "unknown"}
-    expected |= {"completion_kind": "known"}
+    expected |= {"completion_kind": "known", "kind": "generate"}
     assert expected == DEFAULTS
 
 

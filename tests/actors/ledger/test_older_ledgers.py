@@ -47,7 +47,8 @@ class OldSchema:
         engine.dispose()
 
 
-ADAPTED = ("adapter", "parent")
+KIND = ("kind",)
+ADAPTED = ("adapter", "parent", *KIND)
 DRAFTS = ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
 DRAFTED = (*DRAFTS, *ADAPTED)
 MOVED = ("moved_tokens", "decode_engine", "decode_incarnation", *DRAFTED)
@@ -63,6 +64,7 @@ OLDER = [
     OldSchema("0007", MOVED),
     OldSchema("0008", DRAFTED),
     OldSchema("0009", ADAPTED),
+    OldSchema("0010", KIND),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 

@@ -168,7 +168,7 @@ def test_control_characters_are_not_printed(data_dir: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--by", "colour"), "unknown group 'colour' (one of model, api_key, tenant, endpoint, outcome)"),
+        (("--by", "colour"), "unknown group 'colour' (one of model, api_key, tenant, endpoint, outcome, kind)"),
         (("--by", "model,"), "unknown group ''"),
         (("--since", "a while"), "invalid time"),
         (("--since", "nan"), "1970"),

@@ -14,15 +14,13 @@ import orjson
 
 from quipu.actors.config.declarations import COMPLETIONS
 from quipu.actors.messages.handler import Delta, ScoredDelta
-from quipu.actors.messages.prompts import Prompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.scores import TokenScores
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...http.sse import json_for_line
-from ...request.errors import bad_value, invalid
+from ...request.errors import bad_value
 from ..content import CallIds
 from ..declared_body import Body
-from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
@@ -37,14 +35,12 @@ from .logprobs import (
     slices,
 )
 from .prompt_cache import PREWARM, read_cache_wishes
+from .prompt_lists import read_prompts
 
 OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
-_NUM_LOOKED_AT = 1024
-"""Items of a list by which its kind is determined."""
 MAX_ECHO_CHARS = 1 << 14
 """In one chunk of a prompt that is echoed without logprobs."""
-_PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
 async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
@@ -57,7 +53,7 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
     if limit.num_tokens is None:
         limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
     async with Pace() as pace:
-        prompts = await _read_prompts(fields, info, max_sequences, pace)
+        prompts = await read_prompts(fields, "prompt", info, max_sequences, pace)
         grammar = await read_openai_grammar(fields, pace)
     request = read_request(
         fields, info, model=model, prompts=prompts, limit=limit, max_sequences=max_sequences, scores=scores
@@ -75,38 +71,6 @@ async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences
         unused_fields=(*wishes.unused, *wishes.named),  # a text has no parts to keep
     )
     return request.prewarmed(PREWARM) if wishes.prewarm else request
-
-
-async def _read_prompts(fields: Fields, info: ServingInfo, max_sequences: int, pace: Pace) -> tuple[Prompt, ...]:
-    value = fields.get("prompt")
-    if value is None:
-        raise missing("prompt")
-    if type(value) is str:
-        return (TextPrompt(value),)
-    if type(value) is not list:
-        raise wrong_type("prompt", _PROMPT_TYPES)
-    if not value:
-        raise bad_value("prompt", "must not be empty")
-    kinds = set(map(type, value[:_NUM_LOOKED_AT]))
-    if kinds == {int}:
-        return (await _token_prompt(value, "prompt", info, pace),)
-    if len(value) > max_sequences:
-        raise bad_value("prompt", f"must have at most {max_sequences} prompts")
-    kinds = set(map(type, value))
-    if len(kinds) > 1 or not kinds <= {str, list}:
-        raise wrong_type("prompt", _PROMPT_TYPES)
-    if kinds == {str}:
-        return tuple(map(TextPrompt, value))
-    return tuple([await _token_prompt(ids, f"prompt[{index}]", info, pace) for index, ids in enumerate(value)])
-
-
-async def _token_prompt(ids: list[Any], where: str, info: ServingInfo, pace: Pace) -> TokenPrompt:
-    if not ids:
-        raise invalid(f"Invalid value for `{where}`: must have at least one token.", "prompt")
-    if len(ids) > info.max_model_len:
-        message = f"Invalid value for `{where}`: has {len(ids)} tokens, but the context length is {info.max_model_len}."
-        raise invalid(message, "prompt", "context_length_exceeded")
-    return TokenPrompt(await many_token_ids(ids, "prompt", info.vocab_size, pace))
 
 
 def completion_choice(

@@ -18,13 +18,26 @@ import quipu
 
 from ...auth.auth import OPEN_ROUTES, needs_admin
 from ...request.errors import is_anthropic_path, is_shared_path
-from ..operation import CACHE, EVENTS, GENERATION, JSON, MODELS, OPERATORS, PAGES, USAGE, Operation, operations_of
+from ..operation import (
+    CACHE,
+    EVENTS,
+    GENERATION,
+    JSON,
+    MODELS,
+    OPERATORS,
+    PAGES,
+    POOLING,
+    USAGE,
+    Operation,
+    operations_of,
+)
 from .body_schemas import Schemas
 from .error_schemas import ANTHROPIC_ERROR, OPENAI_ERROR
 
 VERSION: Final = "3.1.0"
 TAGS: Final[Mapping[str, str]] = {
     GENERATION: "Text, chats, responses and messages, and how many tokens they have.",
+    POOLING: "Vectors and scores of texts, on servers that were started for them.",
     MODELS: "What is served.",
     CACHE: "The prefix cache: what it holds, and why a prompt missed it.",
     USAGE: "What was used, by tenant, key and model.",

@@ -7,6 +7,7 @@ import attrs
 from quipu.actors.config.declarations import sampling_fields_of
 from quipu.actors.engine.executor.batch_builder import make_batch
 from quipu.actors.engine.executor.grammars import NoMasks
+from quipu.actors.engine.executor.pooler import LAST_TOKEN
 from quipu.actors.engine.executor.sequence_state import SequenceState
 from quipu.actors.engine.executor.step_rows import StepRows
 from quipu.actors.messages.executor import StepPlan
@@ -64,4 +65,4 @@ def processing_of(state: SequenceState) -> Processing | None:
         new_blocks={},
     )
     rows = StepRows.of(plan, [state], set())
-    return make_batch(rows, some_are_scored=False, some_have_rules=True, masks=NoMasks()).processing
+    return make_batch(rows, some_are_scored=False, some_have_rules=True, masks=NoMasks(), pooler=LAST_TOKEN).processing
