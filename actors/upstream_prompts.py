@@ -126,7 +126,7 @@ async def open_prompts(config: RuntimeConfig, pool: UpstreamPool) -> AsyncIterat
             lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder)
             await nursery.start(renderer.run)
             nursery.start_soon(lanes.run)
-            pooled = PooledEncoder(encoder, Decoder(library).make_decoder, renderer, lanes, SegmentCache(0))
+            pooled = PooledEncoder(encoder, Decoder(library), renderer, lanes, SegmentCache(0))
             text = None if template is None else template.text
             output = choose_format(path, library, text, config.tool_call_parser, config.reasoning_parser).output
             tokenizers[folder] = UpstreamTokenizer(pooled, output)

@@ -218,7 +218,7 @@ async def open_runtime(
         advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
         has_unknown = library.max_token_id >= config.vocab_size
         vocab_size = config.vocab_size if has_unknown else None
-        prompt_encoder = PooledEncoder(encoder, decoder.make_decoder, renderer, lanes, segments, vocab_size, advisor)
+        prompt_encoder = PooledEncoder(encoder, decoder, renderer, lanes, segments, vocab_size, advisor)
         grammars = make_grammar_pool(library.source, config, check_apart=encode_apart)
 
         async def run_tokenizer() -> None:

@@ -23,6 +23,7 @@ from bench.body_parts import (
     CHAT_TOOL,
     COMPLETIONS,
     COUNT,
+    DETOKENIZE,
     FUNCTION,
     ID,
     INPUT_TOKENS,
@@ -34,11 +35,13 @@ from bench.body_parts import (
     MODEL,
     OBJECT,
     PART,
+    RENDER,
     RESPONSE_TOOL,
     RESPONSES,
     SCHEMA,
     TEXT,
     TOKEN,
+    TOKENIZE,
     TOKENS,
     TOOL_CHOICE,
     UNLOAD,
@@ -295,6 +298,8 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COUNT: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
     LOAD: {"lora_name": _ADAPTER, "lora_path": _ADAPTER_PATH},
     UNLOAD: {"lora_name": _ADAPTER},
+    TOKENIZE: {"prompt": mostly(TEXT, st.none()), "messages": mostly(st.none(), CHAT_TURNS)},
+    DETOKENIZE: {"tokens": TOKENS},
 }
 OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
@@ -363,6 +368,13 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COUNT: _ANTHROPIC_PROMPT,
     LOAD: {"load_inplace": mostly(st.booleans(), JUNK)},
     UNLOAD: {"lora_int_id": JUNK},
+    TOKENIZE: {
+        **TEMPLATE,
+        "add_special_tokens": mostly(st.booleans(), JUNK),
+        "return_token_strs": mostly(st.booleans(), JUNK),
+        "continue_final_message": st.booleans(),
+    },
+    DETOKENIZE: {"skip_special_tokens": JUNK},
 }
 LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
 
@@ -372,6 +384,8 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     """Draw the body of one request."""
     if endpoint == INPUT_TOKENS:  # counts what the other serves
         return draw(bodies(RESPONSES))
+    if endpoint == RENDER:  # shows what the other serves
+        return draw(bodies(CHAT))
     if endpoint == LOOKUP:
         url = draw(st.sampled_from(list(LIMIT)))
         told = draw(mostly(st.just(url), JUNK))
@@ -398,4 +412,17 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     return data
 
 
-ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT, INPUT_TOKENS, LOOKUP, LOAD, UNLOAD)
+ENDPOINTS = (
+    COMPLETIONS,
+    CHAT,
+    RESPONSES,
+    MESSAGES,
+    COUNT,
+    INPUT_TOKENS,
+    LOOKUP,
+    LOAD,
+    UNLOAD,
+    TOKENIZE,
+    DETOKENIZE,
+    RENDER,
+)

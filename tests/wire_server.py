@@ -30,6 +30,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "A cord.", "max_output_tokens": 2},
     "/v1/messages": {**CHAT, "max_tokens": 2},
 }
+TOKENIZED: dict[str, dict[str, Any]] = {
+    "/tokenize": {"prompt": "A cord.", "return_token_strs": True},
+    "/detokenize": {"tokens": [67]},
+    "/v1/chat/completions/render": CHAT,
+}
 SCORED = {
     "/v1/completions": {"logprobs": 1, "prompt_logprobs": 1},
     "/v1/chat/completions": {"logprobs": True, "top_logprobs": 1, "return_cached_tokens_details": True},
@@ -118,6 +123,10 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
             yield f"{path} streamed {event.get('type') or event['object']}", response.headers, event
     response = server.post("/v1/messages/count_tokens", {"model": "demo", **CHAT})
     yield "/v1/messages/count_tokens", response.headers, response.json()
+    for path, body in TOKENIZED.items():
+        response = server.post(path, body)
+        assert response.status_code == 200, response.text
+        yield path, response.headers, response.json()
     response = server.post("/v1/responses/input_tokens", {"model": "demo", "input": "Hi."})
     yield "/v1/responses/input_tokens", response.headers, response.json()
     for url in ("/v1/messages", "/v1/completions"):

@@ -33,6 +33,7 @@ from .api.models import install_models
 from .api.openai.pooled_routes import install_pooled
 from .api.openai.responses_routes import install_responses
 from .api.openai.routes import install_openai
+from .api.openai.tokenize import install_tokenize
 from .api.openapi.document_route import install_document
 from .auth.auth import install_auth
 from .auth.browsers import install_browser_rules
@@ -99,6 +100,7 @@ def make_app(
     install_auth(app, keys, options.domain, open_admin=options.open_admin)
     install_error_handlers(app)
     install_openai(app, desk, options)
+    install_tokenize(app, desk, options)
     install_responses(app, desk, options)
     install_pooled(app, desk, options)
     install_anthropic(app, desk, options)

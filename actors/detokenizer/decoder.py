@@ -35,6 +35,10 @@ class Decoder:
             return ByteDecoder(table)
         return WindowDecoder(self._library, prompt_tail, skip_special_tokens=skip_special_tokens)
 
+    def names_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Return tokens as the vocabulary spells them; an unused id has an empty name. Raises LibraryPanic."""
+        return [self._library.name_of(token_id) or "" for token_id in token_ids]
+
     def token_text(self, token_id: int) -> TokenText:
         """Decode one token by itself, special tokens included; an id without a token has an empty text.
 

@@ -22,6 +22,17 @@ class Counted:
 
 
 @attrs.frozen
+class PromptRead:
+    """A prompt as the tokenizer encodes it."""
+
+    token_ids: list[int]
+    text: str = ""
+    """Of a chat, what its template wrote; of ids, what they decode to. Empty if it was not asked for."""
+    names: list[str] = attrs.field(factory=list)
+    """Each token as the vocabulary spells it. Empty if they were not asked for."""
+
+
+@attrs.frozen
 class Keyed:
     """A prompt as a request with it would be submitted."""
 
@@ -51,10 +62,13 @@ class LookedUp:
     """Set when the answer is received."""
 
 
+PromptAnswer = Counted | PromptRead | Keyed | RequestError
+
+
 class PromptOutlet(Protocol):
     """Where the answer to a question about a prompt goes. No method blocks or raises."""
 
-    def put(self, answer: Counted | Keyed | RequestError, /) -> None: ...
+    def put(self, answer: PromptAnswer, /) -> None: ...
 
     def when_left(self, call: Callable[[], object], /) -> None:
         """Call `call` when nobody waits for the answer any more; at once if that is so already."""

@@ -82,4 +82,19 @@ class KeyPrompt:
         return self.request.prompt_param
 
 
-PromptQuestion = CountTokens | KeyPrompt
+@attrs.frozen
+class ReadPrompt:
+    """Encode a prompt for its client to see. Neither the accountant nor the engine is involved."""
+
+    prompt: Prompt
+    prompt_param: str
+    outlet: PromptOutlet
+    tenant: str = ""
+    add_special_tokens: bool = True
+    """Those that the tokenizer puts around a text, such as a beginning of sequence."""
+    with_text: bool = False
+    with_names: bool = False
+    """The client wants each token as the vocabulary spells it."""
+
+
+PromptQuestion = CountTokens | KeyPrompt | ReadPrompt

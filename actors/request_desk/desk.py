@@ -18,6 +18,7 @@ from ..cache_insight.cache_watch import CacheWatch
 from ..channel import Poster, Sender
 from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
+from ..messages.handler import PromptRead
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import Prompt
 from ..messages.scheduler import Abort, ResetPrefixCache, SequenceKind, Submit
@@ -124,6 +125,21 @@ class RequestDesk:
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         return await self._questions.count_tokens(prompt, prompt_param, tenant)
+
+    async def read_prompt(
+        self,
+        prompt: Prompt,
+        prompt_param: str,
+        tenant: str = "",
+        /,
+        *,
+        special: bool = True,
+        with_text: bool = False,
+        with_names: bool = False,
+    ) -> PromptRead:
+        return await self._questions.read_prompt(
+            prompt, prompt_param, tenant, special=special, with_text=with_text, with_names=with_names
+        )
 
     async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
         return await self._questions.look_up(request, prefetch=prefetch)

@@ -19,7 +19,7 @@ from ..config.engine_roles import EngineRole
 from ..config.pooling_config import Task
 from ..messages.accountant import Caller
 from ..messages.explanations import Explanation
-from ..messages.handler import LookedUp
+from ..messages.handler import LookedUp, PromptRead
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
 from ..messages.prompts import PartSpan, Prompt
@@ -232,6 +232,22 @@ class Desk(Protocol):
         Raises PromptRefused, also if the prompt exceeds the context length, and DeskClosed.
         """
 
+    async def read_prompt(
+        self,
+        prompt: Prompt,
+        prompt_param: str,
+        tenant: str = "",
+        /,
+        *,
+        special: bool = True,
+        with_text: bool = False,
+        with_names: bool = False,
+    ) -> PromptRead:
+        """Return a prompt's tokens, also of one that does not fit the context. Opens no account, uses no engine.
+
+        `special`: with the tokens that the tokenizer puts around a text. Everything else is as for `count_tokens`.
+        """
+
     async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
         """Return what each prompt of a request would find in the cache now. Opens no account.
 
@@ -242,6 +258,10 @@ class Desk(Protocol):
         """
 
     def new_request_id(self) -> str: ...
+
+    @property
+    def num_open_requests(self) -> int:
+        """Return how many requests are open: accepted, and neither closed nor left."""
 
     @property
     def explain(self) -> Explain:

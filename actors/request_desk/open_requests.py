@@ -12,7 +12,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from ..messages.handler import Counted, Keyed
+from ..messages.handler import PromptAnswer
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.scheduler import Submit
 from ..messages.tokenizer import Encode
@@ -127,16 +127,16 @@ class PromptSlot:
     """Where the tokenizer puts the answer to one question about a prompt."""
 
     def __init__(self) -> None:
-        self._answer: Counted | Keyed | RequestError | None = None
+        self._answer: PromptAnswer | None = None
         self._answered = trio.Event()
         self._has_left = False
         self._on_left: Callable[[], object] | None = None
 
-    def put(self, answer: Counted | Keyed | RequestError, /) -> None:
+    def put(self, answer: PromptAnswer, /) -> None:
         self._answer = answer
         self._answered.set()
 
-    async def wait(self) -> Counted | Keyed | RequestError:
+    async def wait(self) -> PromptAnswer:
         await self._answered.wait()
         assert self._answer is not None
         return self._answer

@@ -1,7 +1,7 @@
-"""Questions about prompts that are not to be served: how many tokens they have, and what of them is cached.
+"""Questions about prompts that are not to be served: which tokens they have, how many, and what of them is cached.
 
-Used by `desk.py`. The tokenizer reads the prompts (`CountTokens`, `KeyPrompt`), engines look into their caches
-(`lookups.py`). Neither opens an account.
+Used by `desk.py`. The tokenizer reads the prompts (`CountTokens`, `ReadPrompt`, `KeyPrompt`), engines look into their
+caches (`lookups.py`). Neither opens an account.
 
 What must always hold: when the asker leaves, so does its question; a question counts as an open request.
 """
@@ -13,10 +13,10 @@ from collections.abc import Callable
 import attrs
 
 from ..channel import Sender
-from ..messages.handler import Counted, Keyed
+from ..messages.handler import Counted, Keyed, PromptRead
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, Prompt
-from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
+from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion, ReadPrompt
 from .interface import PromptLookUp, PromptRefused
 from .lookups import Lookups
 from .open_requests import OpenRequest, PromptSlot
@@ -42,6 +42,20 @@ class PromptQuestions:
         assert isinstance(counted, Counted)
         return counted.num_tokens
 
+    async def read_prompt(
+        self, prompt: Prompt, prompt_param: str, tenant: str, *, special: bool, with_text: bool, with_names: bool
+    ) -> PromptRead:
+        self._check_room()
+        self.num_open += 1
+        try:
+            read = await self._ask(
+                lambda slot: ReadPrompt(prompt, prompt_param, slot, tenant, special, with_text, with_names)
+            )
+        finally:
+            self.num_open -= 1
+        assert isinstance(read, PromptRead)
+        return read
+
     async def look_up(self, request: Encode, *, prefetch: bool) -> list[PromptLookUp]:
         self._check_room()
         self.num_open += 1
@@ -63,7 +77,7 @@ class PromptQuestions:
         found = attrs.asdict(looked_up, recurse=False)
         return PromptLookUp(**found, num_prompt_tokens=len(keyed.token_ids), spans=keyed.spans)
 
-    async def _ask(self, question: Callable[[PromptSlot], PromptQuestion]) -> Counted | Keyed:
+    async def _ask(self, question: Callable[[PromptSlot], PromptQuestion]) -> Counted | PromptRead | Keyed:
         """Return the tokenizer's answer. Raises PromptRefused."""
         slot = PromptSlot()
         try:

@@ -22,9 +22,14 @@ class TokenDecoder(Protocol):
         """Return the remaining text at the end, with U+FFFD for an incomplete character."""
 
 
-class MakeDecoder(Protocol):
-    def __call__(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TokenDecoder:
-        """Return a decoder for the tokens that follow `prompt_tail`, the last ids of a prompt."""
+class Decoding(Protocol):
+    """A checkpoint's vocabulary. Its methods raise LibraryPanic."""
+
+    def make_decoder(self, *, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> TokenDecoder:
+        """Return a decoder for one sequence, whose tokens follow `prompt_tail`."""
+
+    def names_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Return tokens as the vocabulary spells them; an unused id has an empty name."""
 
 
 @attrs.frozen

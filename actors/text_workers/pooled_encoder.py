@@ -18,12 +18,13 @@ import trio
 
 from ..cache_insight.advisor import Advisor
 from ..messages.explanations import Advice
+from ..messages.handler import PromptRead
 from ..messages.outcomes import ErrorKind, RequestError
-from ..messages.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from ..messages.tokenizer import Encode
-from ..shared.token_decoding import MakeDecoder
+from ..messages.prompts import ChatPrompt, Prompt, PromptText, TextPrompt, TokenPrompt
+from ..messages.tokenizer import Encode, ReadPrompt
+from ..shared.token_decoding import Decoding
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
-from ..tokenizer.context_length import output_budget, prompt_too_long
+from ..tokenizer.context_length import TOO_LONG, output_budget, prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
 from ..tokenizer.outlines import outline_of, part_ends
 from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
@@ -34,12 +35,17 @@ from .renderer import MAX_CHARACTERS, Renderer
 
 log = structlog.get_logger()
 
+MAX_READ_TOKENS = 1 << 20
+"""Tokens of a prompt that a client may see (`read`), however long the context is."""
+NAMES_AT_ONCE = 4096
+"""Tokens whose names are looked up between two checkpoints: about 2 ms."""
+
 
 @attrs.frozen(eq=False)
 class PooledEncoder:
     _encoder: TextEncoder
     """Encodes short texts, in this process."""
-    _make_decoder: MakeDecoder
+    _decoder: Decoding
     _renderer: Renderer
     _lanes: Lanes
     _segments: SegmentCache
@@ -103,13 +109,15 @@ class PooledEncoder:
             case TokenPrompt():
                 if not options.echo or not prompt.token_ids:
                     return EncodedPrompt(list(prompt.token_ids))
-                decoder = self._make_decoder(skip_special_tokens=options.skip_special_tokens, prompt_tail=())
+                decoder = self._decoder.make_decoder(skip_special_tokens=options.skip_special_tokens, prompt_tail=())
                 echo = await slot.run(decode_prompt, prompt.token_ids, decoder)
                 return EncodedPrompt(list(prompt.token_ids), echo=echo)
             case TextPrompt():
-                text, with_echo = prompt.text, options.echo
+                text, with_echo, special = prompt.text, options.echo, options.add_special_tokens
                 encoded = await slot.encode(
-                    lambda encoder: encoder.encode_text(text, max_tokens=max_model_len - 1, with_echo=with_echo)
+                    lambda encoder: encoder.encode_text(
+                        text, max_tokens=max_model_len - 1, with_echo=with_echo, add_special_tokens=special
+                    )
                 )
                 if isinstance(encoded, TooManyTokens):
                     return _too_many(options.prompt_param, encoded, max_model_len)
@@ -138,6 +146,31 @@ class PooledEncoder:
         budget = output_budget(request, len(encoded.token_ids), max_model_len)
         return budget if isinstance(budget, RequestError) else encoded
 
+    async def read(self, question: ReadPrompt) -> PromptRead | RequestError:
+        prompt, param, tenant = question.prompt, question.prompt_param, question.tenant
+        with_text = question.with_text and not isinstance(prompt, TextPrompt)
+        options = EncodingOptions(
+            tenant,
+            param,
+            echo=with_text,
+            skip_special_tokens=False,
+            add_special_tokens=question.add_special_tokens,
+        )
+        slot = self.enter(tenant, num_bytes_to_encode((prompt,), (), echo=with_text))
+        try:
+            encoded = await self._encode(prompt, options, slot, MAX_READ_TOKENS + 1, outlines=False)
+        finally:
+            slot.leave()
+        if isinstance(encoded, RequestError):
+            message = f"Invalid value for `{param}`: must not have more than {MAX_READ_TOKENS} tokens."
+            return attrs.evolve(encoded, message=message) if encoded.code == TOO_LONG else encoded
+        text = prompt.text if isinstance(prompt, TextPrompt) else "" if encoded.echo is None else encoded.echo.text
+        names: list[str] = []
+        while question.with_names and len(names) < len(encoded.token_ids):
+            names += self._decoder.names_of(encoded.token_ids[len(names) : len(names) + NAMES_AT_ONCE])
+            await trio.lowlevel.checkpoint()
+        return PromptRead(encoded.token_ids, text if question.with_text else "", names)
+
     async def count(self, prompt: Prompt, options: EncodingOptions, max_model_len: int) -> int | RequestError:
         counted: int | TooManyTokens | EncodedChat
         match prompt:
@@ -157,7 +190,8 @@ class PooledEncoder:
         encoded = await self._render_and_encode(chat, options, max_model_len, outlines=outlines)
         if not isinstance(encoded, TooManyTokens):
             outline = outline_of(chat.parts, encoded.outline_ends, len(encoded.token_ids))
-            found = EncodedPrompt(encoded.token_ids, encoded.breakpoints, spans=encoded.spans, outline=outline)
+            echo = PromptText(encoded.text, encoded.token_ids[0], ()) if options.echo and encoded.token_ids else None
+            found = EncodedPrompt(encoded.token_ids, encoded.breakpoints, echo, encoded.spans, outline)
             return self._checked(found, options)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":

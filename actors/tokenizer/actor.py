@@ -2,7 +2,7 @@
 
 Receives open requests, whose `Encode` it takes. For each it tells the accountant the lengths of the prompts
 (`Prompted`), then submits one sequence per (prompt, choice) through the request desk; or it tells the accountant why
-the request cannot be served (`Refused`). It answers `CountTokens` and `KeyPrompt` by itself.
+the request cannot be served (`Refused`). It answers `CountTokens`, `ReadPrompt` and `KeyPrompt` by itself.
 
 A short request is served at once, in order of arrival. Any other is served in its own task, which waits for its turn in
 a queue (`text_workers/`), outlives this actor, and is cancelled when its client leaves. Turns of a chat that the same
@@ -28,10 +28,10 @@ from ..channel import Poster, Receiver
 from ..config.runtime_config import RuntimeConfig
 from ..messages.accountant import Prompted, Refused
 from ..messages.grammar import GrammarSpec, ignored_within
-from ..messages.handler import Counted, Keyed
+from ..messages.handler import Counted, Keyed, PromptAnswer
 from ..messages.outcomes import RequestError
 from ..messages.sampling import SamplingParams
-from ..messages.tokenizer import CountTokens, KeyPrompt, PromptQuestion
+from ..messages.tokenizer import CountTokens, PromptQuestion, ReadPrompt
 from ..request_desk.desk import RequestDesk
 from ..request_desk.open_requests import OpenRequest
 from ..shared.block_keys import chain_keys
@@ -93,7 +93,7 @@ class TokenizerActor:
         store = self._store
         if first is not None and store.is_first_culprit:
             self._give_up(first)
-        elif isinstance(first, CountTokens | KeyPrompt):
+        elif isinstance(first, PromptQuestion):
             self._tasks.start_soon(self._answer, first)
             store.pending[0] = None
         elif first is not None:
@@ -154,7 +154,9 @@ class TokenizerActor:
                         self._on_death(error, name)
         question.outlet.put(TOKENIZER_FAILED if answer is None else answer)
 
-    async def _look_at(self, question: PromptQuestion) -> Counted | Keyed | RequestError:
+    async def _look_at(self, question: PromptQuestion) -> PromptAnswer:
+        if isinstance(question, ReadPrompt):
+            return await self._encoder.read(question)
         if isinstance(question, CountTokens):
             options = EncodingOptions(question.tenant, question.prompt_param)
             counted = await self._encoder.count(question.prompt, options, self._max_model_len)
@@ -207,7 +209,7 @@ class TokenizerActor:
         self._end(job)
 
     def _give_up(self, culprit: TokenizerMessage | Job) -> None:
-        if isinstance(culprit, CountTokens | KeyPrompt):
+        if isinstance(culprit, PromptQuestion):
             culprit.outlet.put(TOKENIZER_FAILED)
             return
         log.error("tokenizer.failed", request_id=culprit.request_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.tokenizer import Encode
 
-_CODE = "context_length_exceeded"
+TOO_LONG = "context_length_exceeded"
 MAX_SUBMITTED_TOKENS = 1 << 25
 """Prompt tokens of one request, times its choices: each sequence has its own list of them in the engine."""
 
@@ -36,7 +36,7 @@ def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -
             f"{num_prompt_tokens} + {request.max_tokens} > {max_model_len}. Shorten `{request.prompt_param}` or lower "
             f"`{request.max_tokens_param}`."
         )
-        return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, _CODE)
+        return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, TOO_LONG)
     return request.max_tokens
 
 
@@ -60,4 +60,4 @@ def prompt_too_long(param: str, num_tokens: int, max_model_len: int, *, is_exact
         f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted} tokens, which "
         f"leaves no room for an output (prompt is too long: {num_tokens} tokens > {max_model_len - 1})."
     )
-    return RequestError(ErrorKind.INVALID, message, param, _CODE)
+    return RequestError(ErrorKind.INVALID, message, param, TOO_LONG)

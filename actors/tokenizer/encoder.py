@@ -67,6 +67,8 @@ class EncodedChat:
     """The tokens of each part of each message, if the chat asks for them."""
     outline_ends: tuple[int, ...] = ()
     """Tokens that begin before each outlined position. Empty: unknown."""
+    text: str = ""
+    """What the chat template wrote."""
 
 
 @attrs.frozen
@@ -95,7 +97,9 @@ class TextEncoder:
     special_token_ids: frozenset[int]
     """Tokens that are not text, such as those between the messages of a chat."""
 
-    def encode_text(self, text: str, *, max_tokens: int, with_echo: bool = False) -> EncodedText | TooManyTokens:
+    def encode_text(
+        self, text: str, *, max_tokens: int, with_echo: bool = False, add_special_tokens: bool = True
+    ) -> EncodedText | TooManyTokens:
         """Encode a plain prompt, `with_echo` with its text and the offsets of its tokens."""
         if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
             return TooManyTokens(num_tokens, is_exact=False)
@@ -104,12 +108,12 @@ class TextEncoder:
             if isinstance(counted, TooManyTokens):
                 return counted
         if with_echo:
-            found = self.backend.encode_with_starts(text, max_tokens=max_tokens)
+            found = self.backend.encode_with_starts(text, max_tokens=max_tokens, add_special_tokens=add_special_tokens)
             if isinstance(found, int):
                 return TooManyTokens(found, is_exact=True)
             ids, starts = map(as_list, found)
             return EncodedText(ids, PromptText(text, ids[0], tuple(starts)) if ids else None)
-        encoded = self.backend.encode(text, max_tokens=max_tokens)
+        encoded = self.backend.encode(text, max_tokens=max_tokens, add_special_tokens=add_special_tokens)
         return TooManyTokens(encoded, is_exact=True) if isinstance(encoded, int) else EncodedText(as_list(encoded))
 
     def count(self, text: str, *, max_tokens: int) -> int | TooManyTokens:
@@ -175,7 +179,7 @@ class TextEncoder:
             spans = spans_of(outline, self._part_ends(text, starts, first_tokens, rendered.part_ends), num_tokens)
         edges = [*first_tokens, num_tokens]
         outline_ends = self._outline_ends(text, starts, edges, outlined) if outlined else ()
-        return EncodedChat(as_list(token_ids), breakpoints, spans, outline_ends)
+        return EncodedChat(as_list(token_ids), breakpoints, spans, outline_ends, text)
 
     def _outline_ends(
         self, text: str, starts: Sequence[int], first_tokens: Sequence[int], ends: Sequence[int]

@@ -18,7 +18,7 @@ import attrs
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
-from ..messages.tokenizer import CountTokens, Encode, KeyPrompt, PromptQuestion
+from ..messages.tokenizer import Encode, PromptQuestion
 from ..request_desk.open_requests import OpenRequest
 from .context_length import output_budget, too_many_submitted
 from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, GrammarChecks, options_of
@@ -119,4 +119,4 @@ class JobStore:
         if first is None:
             return None
         self.num_deaths += 1
-        return None if isinstance(first, CountTokens | KeyPrompt) else first.request_id
+        return None if isinstance(first, PromptQuestion) else first.request_id

@@ -13,9 +13,10 @@ import attrs
 
 from ..messages.explanations import NO_OUTLINE, Advice, PromptOutline
 from ..messages.grammar import GrammarSpec
+from ..messages.handler import PromptRead
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText
-from ..messages.tokenizer import Encode
+from ..messages.tokenizer import Encode, ReadPrompt
 from .encoder import TextEncoder
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class EncodingOptions:
     system_param: str = ""
     echo: bool = False
     skip_special_tokens: bool = True
+    add_special_tokens: bool = True
     owner: str | None = None
     """The owner of cached segments; None disables the cache."""
     request_id: str = ""
@@ -131,6 +133,13 @@ class PromptEncoder(Protocol):
 
     async def encode_prediction(self, text: str, slot: EncodingSlot, max_model_len: int) -> tuple[int, ...]:
         """Return the ids of an expected output, without special tokens; none if it would not fit the context.
+
+        Raises as `encode`.
+        """
+        ...
+
+    async def read(self, question: ReadPrompt) -> PromptRead | RequestError:
+        """Encode a prompt, even if it does not fit the context, with its text and the names of its tokens if asked for.
 
         Raises as `encode`.
         """

@@ -20,7 +20,7 @@ from quipu.actors.config.engine_roles import EngineRole, RolesRefused
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, PromptRead, Started
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
@@ -206,6 +206,8 @@ class FakeDesk:
     """What the tokenizer drops from the schemas of every request's tools."""
     num_resets: int = 0
     counted: Callable[[Prompt, str], int] = lambda prompt, param: 40
+    read: PromptRead = attrs.field(factory=lambda: PromptRead([1, 2], "ab", ["a", "b"]))
+    """What every prompt is read as."""
     found: PromptLookUp = FOUND
     """What every prompt finds in the cache."""
     looked_up: list[Encode] = attrs.field(factory=list)
@@ -223,6 +225,24 @@ class FakeDesk:
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         await trio.lowlevel.checkpoint()
         return self.counted(prompt, prompt_param)
+
+    async def read_prompt(
+        self,
+        prompt: Prompt,
+        prompt_param: str,
+        tenant: str = "",
+        /,
+        *,
+        special: bool = True,
+        with_text: bool = False,
+        with_names: bool = False,
+    ) -> PromptRead:
+        await trio.lowlevel.checkpoint()
+        return self.read
+
+    @property
+    def num_open_requests(self) -> int:
+        return sum(ticket.num_leaves == 0 for ticket in self.tickets)
 
     async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
         await trio.lowlevel.checkpoint()

@@ -16,7 +16,7 @@ from quipu.actors.cache_insight.cache_watch import CacheWatch
 from quipu.actors.config.pooling_config import Task
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.counts import Known
-from quipu.actors.messages.handler import Closed, Delta, Started
+from quipu.actors.messages.handler import Closed, Delta, PromptRead, Started
 from quipu.actors.messages.outcomes import FinishReason, Outcome, RequestError
 from quipu.actors.messages.prompts import Prompt, TextPrompt
 from quipu.actors.messages.tokenizer import Encode
@@ -120,6 +120,23 @@ class StandInDesk:
         if not self._desk.info.has_engines:
             return len(ANSWER)  # nothing is tokenized here
         return await self._desk.count_tokens(prompt, prompt_param, tenant)
+
+    async def read_prompt(
+        self,
+        prompt: Prompt,
+        prompt_param: str,
+        tenant: str = "",
+        /,
+        *,
+        special: bool = True,
+        with_text: bool = False,
+        with_names: bool = False,
+    ) -> PromptRead:
+        raise DeskClosed("No prompt is shown to this request.")
+
+    @property
+    def num_open_requests(self) -> int:
+        return len(self._open)
 
     async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:
         raise DeskClosed("Nothing is looked up for this request.")
