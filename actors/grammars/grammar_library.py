@@ -175,6 +175,11 @@ class Matcher:
             self._matcher.consume_tokens(list(token_ids))
             self.check()
 
+    def forced(self) -> list[int]:
+        """Return the tokens that have to come next, each the only one that may, as far as the library knows them."""
+        token_ids: list[int] = self._matcher.compute_ff_tokens()
+        return token_ids
+
     def fill(self, words_W: Words) -> None:
         """Write the mask of the tokens that may come next. Raises GrammarError."""
         self._matcher.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)

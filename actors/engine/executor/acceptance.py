@@ -71,13 +71,14 @@ class Acceptance:
         firsts = tuple(_Share(assumed, one) for assumed, one in zip(_FIRST, wider.first, strict=True))
         return cls(firsts, _Share(_NEXT, wider.next))
 
-    def chances(self, num_matched: int, shares: Sequence[float]) -> list[float]:
-        """Return how likely each token of a draft is accepted.
+    def chances(self, num_matched: int, shares: Sequence[float], num_certain: int = 0) -> list[float]:
+        """Return how likely each token of a draft is accepted. The first `num_certain` are.
 
         `shares` says of each how likely it is, if those before it are right, as far as the search can tell.
         """
         first, following = self.first[_kind(num_matched)].value, self.next.value
-        return list(accumulate((share * (following if at else first) for at, share in enumerate(shares)), mul))
+        guessed = (share * (following if at else first) for at, share in enumerate(shares[num_certain:]))
+        return [*[1.0] * num_certain, *accumulate(guessed, mul)]
 
     def note(self, num_matched: int, num_drafted: int, num_accepted: int) -> None:
         """Record how many tokens of a draft were right. Those after the first one that was wrong say nothing."""

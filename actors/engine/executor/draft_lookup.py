@@ -99,6 +99,21 @@ class Draft:
     num_matched: int
     is_predicted: bool = False
     """Whether it is from what the client predicts."""
+    num_forced: int = 0
+    """Its first tokens that a grammar leaves no choice about."""
+
+    @classmethod
+    def forced(cls, token_ids: list[int], found: Draft | None) -> Draft:
+        """Return these tokens, and what was found, if that begins with them and goes on."""
+        num = len(token_ids)
+        if found is not None and len(found.token_ids) > num and found.token_ids[:num] == token_ids:
+            return attrs.evolve(found, num_forced=num)
+        return cls(token_ids, [1.0] * num, 0, num_forced=num)
+
+    def cut(self, num: int) -> Draft:
+        """Return its first tokens."""
+        num_forced = min(self.num_forced, num)
+        return attrs.evolve(self, token_ids=self.token_ids[:num], shares=self.shares[:num], num_forced=num_forced)
 
 
 def follow(searched_T: Tokens, match: Match, most: int) -> Draft:
@@ -113,19 +128,24 @@ def vote(searched_T: Tokens, match: Match, most: int) -> Draft:
 
     The share of occurrences that agree says how likely each token is.
     """
-    voters: list[int] = match.nexts[-_MAX_VOTERS:].tolist()
+    starts = match.nexts[-_MAX_VOTERS:]
+    at = starts[:, np.newaxis] + np.arange(most)
+    inside = at < len(searched_T)
+    voters: list[list[int]] = np.where(inside, searched_T[np.where(inside, at, 0)], SEPARATOR).tolist()
     token_ids: list[int] = []
     shares: list[float] = []
-    while voters and len(token_ids) < most:
-        depth = len(token_ids)
-        following = [int(searched_T[at + depth]) if at + depth < len(searched_T) else SEPARATOR for at in voters]
-        counts = Counter(reversed(following))
-        best = max(counts, key=lambda token_id: counts[token_id])
+    for depth in range(most):
+        following = [voter[depth] for voter in voters]
+        best, num = following[-1], len(following)
+        if (agreeing := following.count(best)) < num:
+            counts = Counter(reversed(following))
+            best = max(counts, key=lambda token_id: counts[token_id])
+            agreeing = counts[best]
+            voters = [voter for voter in voters if voter[depth] == best]
         if best == SEPARATOR:
             break
         token_ids.append(best)
-        shares.append(counts[best] / len(voters))
-        voters = [at for at, token_id in zip(voters, following, strict=True) if token_id == best]
+        shares.append(agreeing / num)
     return Draft(token_ids, shares, match.num_tokens)
 
 

@@ -46,7 +46,7 @@ class SequenceDrafts:
 
     def leave_untried(self, draft: Draft, position: int) -> None:
         """Note a draft for the tokens from this position on, unless another is still open."""
-        if self.untried is None:
+        if self.untried is None and not draft.num_forced:
             token_ids = draft.token_ids[:_MAX_UNTRIED]
             self.untried, self.untried_at = attrs.evolve(draft, token_ids=token_ids), position
 
@@ -129,12 +129,13 @@ class Drafter:
             num_searched += len(drafts.tokens) + len(drafts.prediction) + (0 if recent is None else len(recent))
             if num_searched > MAX_SEARCHED and place:
                 break
-            draft = _to_follow(self._find(drafts, recent, state, min(most, self.max_depth)), state)
+            most = min(most, self.max_depth)
+            draft = _under_grammar(self._find(drafts, recent, state, most), state, most)
             if draft is not None:
                 found.append((row, drafts, draft))
         if not found:
             return {}
-        chances = [drafts.acceptance.chances(draft.num_matched, draft.shares) for _, drafts, draft in found]
+        chances = [drafts.acceptance.chances(d.num_matched, d.shares, d.num_forced) for _, drafts, d in found]
         lengths = [rows.ends[row] for row, _, _ in found]
         depths = choose_depths(chances, lengths, self.max_tokens, size, self.costs)
         chosen: dict[int, Draft] = {}
@@ -144,14 +145,16 @@ class Drafter:
                 self._repeating.discard(rows.ids[row])
                 continue
             drafts.untried = None
-            drafts.pending = chosen[row] = attrs.evolve(draft, token_ids=draft.token_ids[:depth])
+            drafts.pending = chosen[row] = draft.cut(depth)
         return chosen
 
     def note_accepted(self, sequence_id: int, num_accepted: int) -> None:
         """Record how many tokens of a sequence's draft were accepted."""
         drafts = self._by_sequence.get(sequence_id)
         if drafts is not None and (draft := drafts.pending) is not None:
-            drafts.acceptance.note(draft.num_matched, len(draft.token_ids), num_accepted)
+            num_guessed, num_right = len(draft.token_ids) - draft.num_forced, num_accepted - draft.num_forced
+            if num_guessed and num_right >= 0:
+                drafts.acceptance.note(draft.num_matched, num_guessed, num_right)
             drafts.pending = None
             (self._repeating.add if num_accepted else self._repeating.discard)(sequence_id)
 
@@ -169,9 +172,12 @@ class Drafter:
             self.recent.clear()
 
     def _rows_to_search(self, rows: StepRows) -> list[int]:
-        """Return rows whose text repeats, and a few others, which take turns."""
-        repeating = [row for row in range(rows.num_going_on) if rows.ids[row] in self._repeating]
-        others = [row for row in range(rows.num_going_on) if rows.ids[row] not in self._repeating]
+        """Return rows whose text repeats or is forced, and a few others, which take turns."""
+        repeating: list[int] = []
+        others: list[int] = []
+        for row in range(rows.num_going_on):
+            is_known = rows.ids[row] in self._repeating or _forced_next(rows.states[row])
+            (repeating if is_known else others).append(row)
         self._num_steps += 1
         turn = MAX_OTHERS if len(others) > MAX_OTHERS else 1
         first = self._num_steps * turn % max(1, len(others))
@@ -211,9 +217,16 @@ class Drafter:
         return best if best is not None and best.token_ids else None
 
 
-def _to_follow(draft: Draft | None, state: SequenceState) -> Draft | None:
-    """Return what of a draft can be verified under the sequence's grammar, if it has one."""
-    if draft is None or (grammar := state.sequence_grammar()) is None:
+def _under_grammar(draft: Draft | None, state: SequenceState, most: int) -> Draft | None:
+    """Return what of a draft can be verified under the sequence's grammar, if it has one, and what that forces."""
+    if state.sampling.grammar is None or (grammar := state.sequence_grammar()) is None:
         return draft
-    num = grammar.num_to_follow(draft.token_ids)
-    return attrs.evolve(draft, token_ids=draft.token_ids[:num], shares=draft.shares[:num]) if num else None
+    if draft is not None:
+        num = grammar.num_to_follow(draft.token_ids)
+        draft = draft.cut(num) if num else None
+    forced = grammar.forced_next()[:most]
+    return Draft.forced(forced, draft) if forced else draft
+
+
+def _forced_next(state: SequenceState) -> list[int]:
+    return [] if state.grammar is None else state.grammar.forced_next()

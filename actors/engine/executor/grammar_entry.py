@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import attrs
@@ -20,7 +20,7 @@ from ...fleet.forks.fork_server import ForkServer
 from ...messages.scheduler import GRAMMAR_LOST
 from .grammar_follower import GrammarFollower
 from .mask_rows import RowAsk
-from .sequence_grammar import SequenceGrammar
+from .sequence_grammar import ForcedTokens, SequenceGrammar
 
 MAX_DEATHS = 2
 """Number of processes that a grammar may kill; after that, none of its sequences is followed."""
@@ -98,13 +98,19 @@ class Asked:
     next_opening_id: int | None
     ends_early: bool
     drafts: list[int]
+    forced: ForcedTokens
 
     @classmethod
     def of(cls, grammar: SequenceGrammar, row: Row, drafts: Sequence[int]) -> Asked:
         answer = grammar.answer
         opening_id = grammar.next_opening_id
         num, ends = grammar.num_answers, grammar.ends_early
-        return cls(row, answer, len(answer), num, grammar.gap, opening_id, ends, list(drafts))
+        return cls(row, answer, len(answer), num, grammar.gap, opening_id, ends, list(drafts), grammar.forced)
+
+    def tell_forced(self, forced: Mapping[int, list[int]]) -> None:
+        """Tell the sequence what has to follow it, and what follows so many of its drafts."""
+        runs = [[*self.drafts[:num], *token_ids] for num, token_ids in forced.items()]
+        self.forced.tell(self.num_answers, self.num_tokens, runs)
 
     def from_process(self, process: GrammarFollower, *, with_drafts: bool) -> RowAsk:
         """Return the request to a process that has followed the sequence as far as the row says, and update the row."""
@@ -194,7 +200,12 @@ class Entry:
                 self._ask(process, left)
             self._asked = None
             for row, found in zip(left, process.masks(), strict=False):
-                masks.append(_failed(row, _failure(found)) if isinstance(found, str) else [*found])
+                if isinstance(found, str):
+                    masks.append(_failed(row, _failure(found)))
+                    continue
+                masks.append([*found.masks])
+                if self._follows_drafts:
+                    row.tell_forced(found.forced)
             if process.lost is not None and len(masks) < len(rows):
                 num_losses += 1
                 row = rows[len(masks)]

@@ -16,7 +16,7 @@ import attrs
 import msgspec
 
 from ...fleet.forks.fork_server import FATAL, Fork, ForkLink, ForkServer
-from .mask_program import HAS_MASK, PENDING, SECONDS, Ask
+from .mask_program import HAS_MASK, PENDING, SECONDS, Answer, Ask
 from .mask_rows import RowAsk
 
 COMPILING_S = 60.0
@@ -33,6 +33,14 @@ class Lost:
 
     reason: str | None
     """What was wrong with its computation; None if unknown."""
+
+
+@attrs.frozen
+class RowFound:
+    """The masks of one sequence, as `mask_rows.FoundMasks` has them."""
+
+    masks: list[bytes]
+    forced: dict[int, list[int]]
 
 
 class GrammarFollower:
@@ -80,11 +88,11 @@ class GrammarFollower:
         self._shared[:num_places] = bytes([PENDING]) * num_places
         self._send(msgspec.msgpack.encode(Ask(limit_s, gone, rows)))
 
-    def masks(self) -> list[list[bytes] | str]:
+    def masks(self) -> list[RowFound | str]:
         """Return the requested masks of each row, or the reason why there are none; of fewer if the process is lost."""
-        answer = self._receive()
-        reasons = {} if answer is None else msgspec.msgpack.decode(answer, type=dict[int, str])
-        found: list[list[bytes] | str] = []
+        data = self._receive()
+        answer = Answer({}, {}) if data is None else msgspec.msgpack.decode(data, type=Answer)
+        found: list[RowFound | str] = []
         place = 0
         for num_masks in self._num_masks:
             state = self._shared[place]
@@ -92,7 +100,11 @@ class GrammarFollower:
                 break
             start, size = self._max_masks + place * self._mask_bytes, self._mask_bytes
             masks = [self._shared[at : at + size] for at in range(start, start + num_masks * size, size)]
-            found.append(masks if state == HAS_MASK else reasons.get(place, _UNKNOWN))
+            if state == HAS_MASK:
+                forced = {num: answer.forced[place + num] for num in range(num_masks) if place + num in answer.forced}
+                found.append(RowFound(masks, forced))
+            else:
+                found.append(answer.reasons.get(place, _UNKNOWN))
             place += num_masks
         return found
 

@@ -7,9 +7,9 @@ interrupted; here the operating system kills a process that takes too much CPU t
         greeting the tokens that a grammar may end with, as a mask; empty if the library cannot map its tokens to bytes
     grammar  seconds (8 bytes) that compiling may take, and the text. The answer is empty, or the reason for a failure
     ask      msgpack: the seconds for one mask, sequences to forget, and a `RowAsk` for each other sequence.
-             The answer, msgpack: reasons for missing masks, by place. Each `RowAsk` has a place, followed by one for
-             each of its drafts. The shared memory has a status byte per place, set for a `RowAsk`'s first one, which
-             shows what was done if the process is killed before it answers, followed by the masks
+             The answer, msgpack: an `Answer`. Each `RowAsk` has a place, followed by one for each of its drafts. The
+             shared memory has a status byte per place, set for a `RowAsk`'s first one, which shows what was done if the
+             process is killed before it answers, followed by the masks
 
 What must always hold: a process ends when the engine does, when it takes too much CPU time for one mask, and when it
 needs more memory than `MEMORY_BYTES`.
@@ -46,6 +46,15 @@ class Ask(msgspec.Struct, array_like=True):
     """CPU time for each mask, and for each slice of the tokens to follow."""
     gone: list[int]
     rows: list[RowAsk]
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What the shared memory does not hold, by place."""
+
+    reasons: dict[int, str]
+    """Why masks are missing."""
+    forced: dict[int, list[int]]
+    """Tokens that have to come next."""
 
 
 def main() -> None:
@@ -92,20 +101,22 @@ def follow(library: GrammarLibrary, descriptors: list[int], *, can_end: bool) ->
             limit_s = ask.limit_s
             for row in ask.gone:
                 rows.forget(row)
-            reasons: dict[int, str] = {}
+            answer = Answer({}, {})
             place = 0
             for row_ask in ask.rows:
                 try:
-                    for at, words_W in enumerate(rows.masks(row_ask), place):
+                    found = rows.masks(row_ask)
+                    answer.forced.update({place + num: token_ids for num, token_ids in found.forced.items()})
+                    for at, words_W in enumerate(found.words, place):
                         start = first + at * size
                         masks[start : start + size] = words_W.tobytes()
                     masks[place] = HAS_MASK
                 except GrammarError as error:
-                    reasons[place] = str(error).encode("utf-8", "replace").decode()
+                    answer.reasons[place] = str(error).encode("utf-8", "replace").decode()
                     masks[place] = HAS_FAILED
                 place += 1 + len(row_ask.drafts)
             signal.setitimer(signal.ITIMER_PROF, 0.0)
-            link.sendall(frame_of(msgspec.msgpack.encode(reasons)))
+            link.sendall(frame_of(msgspec.msgpack.encode(answer)))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ paused this virtual machine. A grammar that does take longer fails after four ma
 """
 SLICE_TOKENS = 64
 """Tokens that are followed in one slice, under one limit on CPU time: they take some milliseconds."""
+MAX_FORCED = 32
+"""Tokens that are told ahead: as many as a step may verify of one sequence."""
 _WHITE_SPACE = regex_grammar(r"[ \n\r\t]{1,8}")
 
 
@@ -56,6 +58,15 @@ class RowAsk(msgspec.Struct, array_like=True):
     """Whether the answer may end where it could also continue."""
     drafts: list[int] = []
     """Tokens that may come next: the masks after each of them are wanted, too."""
+
+
+@attrs.frozen
+class FoundMasks:
+    """What may come next in one sequence, and after each of its drafts."""
+
+    words: list[Words]
+    forced: dict[int, list[int]]
+    """Tokens that have to come next, by the number of drafts before them; none where there is a choice."""
 
 
 @attrs.define(eq=False)
@@ -100,7 +111,7 @@ class RowMasks:
         """Stop following a sequence."""
         self._rows.pop(row, None)
 
-    def masks(self, ask: RowAsk) -> list[Words]:
+    def masks(self, ask: RowAsk) -> FoundMasks:
         """Return the tokens that may come next, and those after each draft token. Raises GrammarError.
 
         Where the grammar does not allow a draft token, the masks after it allow nothing.
@@ -108,9 +119,12 @@ class RowMasks:
         masks = [self.mask(ask)]
         masks += [np.zeros_like(masks[0]) for _ in ask.drafts]
         row = self._rows[ask.row]
+        forced: dict[int, list[int]] = {}
+        if not row.pending and ask.next_opening_id is None and (row.has_begun or not row.gap):
+            forced[0] = row.matcher.forced()
         if ask.drafts and not row.pending:
             ahead = row.matcher.copy()
-            for token_id, words_W in zip(ask.drafts, masks[1:], strict=True):
+            for num, (token_id, words_W) in enumerate(zip(ask.drafts, masks[1:], strict=True), 1):
                 self._arm()
                 try:
                     ahead.consume([token_id])
@@ -119,7 +133,8 @@ class RowMasks:
                     words_W.fill(0)
                     break
                 self._limit_ends(words_W, ask)
-        return masks
+                forced[num] = ahead.forced()
+        return FoundMasks(masks, {num: token_ids[:MAX_FORCED] for num, token_ids in forced.items() if token_ids})
 
     def mask(self, ask: RowAsk) -> Words:
         """Return the tokens that may come next. Raises GrammarError."""

@@ -23,6 +23,28 @@ MAX_GAP = 2
 """Maximum number of whitespace tokens between reasoning and answer, each of up to eight characters."""
 
 
+class ForcedTokens:
+    """What the process that follows a grammar has told last: how the answer has to go on.
+
+    Told in one thread, and read in another once the masks of that step are there.
+    """
+
+    def __init__(self) -> None:
+        self._told: tuple[int, int, list[list[int]]] = (-1, 0, [])
+
+    def tell(self, num_answers: int, num_tokens: int, runs: list[list[int]]) -> None:
+        """Note that an answer goes on in one of these ways, or in another, after so many tokens."""
+        self._told = num_answers, num_tokens, runs
+
+    def after(self, num_answers: int, answer: Sequence[int]) -> list[int]:
+        """Return the tokens that have to follow, as far as they are known."""
+        told_answers, num_tokens, runs = self._told
+        if told_answers != num_answers:
+            return []
+        since = list(answer[num_tokens:])
+        return max((run[len(since) :] for run in runs if run[: len(since)] == since), key=len, default=[])
+
+
 class SequenceGrammar:
     """The grammar of one sequence, and the outputs that belong to its answer."""
 
@@ -37,6 +59,7 @@ class SequenceGrammar:
         """How often `answer` was restarted because an apparent answer turned out to open reasoning."""
         self.gap = 0
         """Number of whitespace tokens that may precede the answer."""
+        self.forced = ForcedTokens()
         self._opening = grammar.reasoning_opening_ids
         self._closing = Finder(grammar.reasoning_closing_ids) if grammar.prompt_opens_reasoning else None
         self._may_open = bool(self._opening) and self._closing is None
@@ -61,6 +84,10 @@ class SequenceGrammar:
     def is_reasoning(self) -> bool:
         """Whether reasoning is open: then any token is allowed that does not end the output before its answer."""
         return self._closing is not None
+
+    def forced_next(self) -> list[int]:
+        """Return the tokens that have to come next, each the only one that may, as far as they are known."""
+        return [] if self.is_reasoning or self._may_open else self.forced.after(self.num_answers, self.answer)
 
     def num_to_follow(self, draft: Sequence[int]) -> int:
         """Return how many of these tokens may come next without any but the answer's own grammar deciding about them.

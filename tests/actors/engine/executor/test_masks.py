@@ -158,6 +158,44 @@ def test_masks_after_drafts(masks: GrammarMasks, spec: GrammarSpec, num_wrong: i
             drafting.add_output(token_id)
 
 
+def test_forced_tokens_are_told(masks: GrammarMasks) -> None:
+    """A sequence knows which tokens have to follow: exactly those that its masks leave no choice about, after drafts
+    that were right, and after others none but the mask's."""
+    grammar = OutputGrammar(grammar_text(schema(PERSON)))
+    sequence, drafting = (SequenceGrammar(grammar, [], ends_early=True) for _ in range(2))
+    num_forced = 0
+    (mask,) = masks.begin([sequence])()
+    for token_id in ids('{"name":"ab","age":7,"tags":["b"]}'):
+        forced = sequence.forced_next()
+        drafting.answer[:] = sequence.answer
+        told_after_draft = masks.begin([drafting], [[token_id]])()
+        assert [allowed(one) for one in told_after_draft[:1]] == [allowed(mask)]
+        assert (len(allowed(mask)) == 1) == bool(forced)
+        if forced:
+            num_forced += 1
+            assert allowed(mask) == {forced[0]}
+            token_id = forced[0]
+        sequence.add_output(token_id)
+        assert sequence.forced_next() == forced[1:], "what was told holds until more is asked"
+        drafting.add_output(token_id)
+        after_draft = drafting.forced_next()
+        (mask,) = masks.begin([sequence])()
+        assert after_draft == sequence.forced_next(), "told ahead, with the masks of drafts"
+    assert num_forced > 8
+    sequence.add_output(3999)
+    assert sequence.forced_next() == [], "another token than the ones that were told"
+
+
+def test_nothing_is_forced_while_reasoning_may_open(masks: GrammarMasks) -> None:
+    """Where the model may still decide to reason, or to begin with white space, it has a choice."""
+    text = grammar_text(schema(PERSON))
+    undecided = SequenceGrammar(OutputGrammar(text, OPEN, CLOSE), [], ends_early=True)
+    after_reasoning = SequenceGrammar(OutputGrammar(text, OPEN, CLOSE), [*OPEN, *CLOSE], ends_early=True)
+    decided = SequenceGrammar(OutputGrammar(text), [], ends_early=True)
+    masks.begin([undecided, after_reasoning, decided])()
+    assert undecided.forced_next() == after_reasoning.forced_next() == [] != decided.forced_next()
+
+
 def test_draft_that_is_too_complex(masks: GrammarMasks) -> None:
     """A draft whose masks take too long fails nothing: it is not accepted, and the sequence goes on."""
     sequence = SequenceGrammar(OutputGrammar(LATE), [], ends_early=True)
