@@ -150,12 +150,17 @@ async def read_reply(endpoint: str, read: Reader, body: dict[str, Any], desk: De
     info = visible_to(context.principal, desk.info)
     check_task(endpoint, info)
     reply = await read(ParsedRequest(body, context.request_id, info, options))
-    if (adapter := info.adapters.get(reply.wanted.model)) is not None:
-        reply.wanted = attrs.evolve(reply.wanted, adapter=adapter.digest)
+    reply.wanted = with_adapter(reply.wanted, info)
     reply.ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
     context.ignored_fields = reply.ignored.header
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
     return reply
+
+
+def with_adapter(wanted: GenerationRequest, info: ServingInfo) -> GenerationRequest:
+    """Return a request with the digest of the adapter that its model names, if it names one."""
+    adapter = info.adapters.get(wanted.model)
+    return wanted if adapter is None else attrs.evolve(wanted, adapter=adapter.digest)
 
 
 def open_request(
