@@ -19,6 +19,7 @@ from quipu.actors.request_desk.interface import Desk
 from .api.admin.adapter_routes import install_adapter_routes
 from .api.admin.engines import install_engines
 from .api.admin.organization_usage import install_organization_usage
+from .api.admin.peer_probes import install_peer_probes
 from .api.admin.prices import PriceList
 from .api.admin.routes import install_admin
 from .api.admin.usage_record import install_usage_record
@@ -108,6 +109,7 @@ def make_app(
     install_models(app, desk)
     install_admin(app, desk, keys)
     install_engines(app, desk)
+    install_peer_probes(app, desk, options)
     install_adapter_routes(app, desk, options)
     install_cache_stats(app, desk)
     install_explain(app, desk, usage)

@@ -25,7 +25,15 @@ OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/openapi.json"}) | PAGE_ROUT
 """Routes for probes, which have no key, for what a browser loads before it has one, and for the description of the API,
 which is the same on every server of a version."""
 ADMIN_ROUTES = frozenset(
-    {"/metrics", "/server_info", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    {
+        "/metrics",
+        "/server_info",
+        "/get_server_info",
+        "/load",
+        "/reset_prefix_cache",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
 )
 """Routes that show or change what all tenants share."""
 ADMIN_TREES = ("/v1/admin", "/v1/organization", "/v1/organizations")
@@ -42,7 +50,7 @@ RECORD_ROUTES = frozenset(
     }
 )
 """Routes that show each tenant its own records and numbers."""
-SHOWN_ROUTES = frozenset({"/metrics", "/server_info"})
+SHOWN_ROUTES = frozenset({"/metrics", "/server_info", "/get_server_info", "/load"})
 """Routes that change nothing and reveal no request: without keys everybody may read them."""
 
 

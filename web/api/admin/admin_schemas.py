@@ -15,6 +15,8 @@ from ..body_field import BOOLEAN, NUMBER, STRING, BodyField, shape
 from ..operation import (
     ANY_OBJECT,
     COUNT,
+    FLAG,
+    MODELS,
     OPERATORS,
     TEXT,
     TEXT_VALUE,
@@ -76,6 +78,39 @@ RESET = Operation(
     answer=ANY_OBJECT,
 )
 VERSION = Operation(summary="Show the server's version", tag=OPERATORS, answer=record({"version": TEXT_VALUE}))
+LOAD = Operation(
+    summary="Count the open requests",
+    tag=OPERATORS,
+    help="As vLLM's, without its flag.",
+    answer=record({"server_load": COUNT}),
+)
+MODEL_INFO = Operation(
+    summary="Describe the model, as SGLang does",
+    tag=MODELS,
+    answer=record(
+        {
+            "model_path": maybe(TEXT_VALUE),
+            "tokenizer_path": maybe(TEXT_VALUE),
+            "served_model_name": maybe(TEXT_VALUE),
+            "is_generation": FLAG,
+            "preferred_sampling_params": maybe(ANY_OBJECT),
+            "max_context_length": maybe(COUNT),
+            "vocab_size": maybe(COUNT),
+        }
+    ),
+)
+PEER_SERVER_INFO = Operation(
+    summary="Describe the server, as SGLang does",
+    tag=OPERATORS,
+    answer={**ANY_OBJECT, "required": ["version", "served_model_name", "dp_size", "internal_states"]},
+)
+GENERATE_PROBE = Operation(
+    summary="Generate one token, as a probe",
+    tag=OPERATORS,
+    help="It is a request of the key's tenant, of one prompt token.",
+    content_type=TEXT,
+    others={**_UNAVAILABLE, HTTPStatus.CONFLICT: "This server has no engines of its own."},
+)
 
 _ENGINE = Named(
     "Engine",

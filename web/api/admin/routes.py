@@ -25,6 +25,7 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
 
     @route(app, "GET /health", HEALTH)
     @route(app, "GET /ping", HEALTH)
+    @route(app, "POST /ping", HEALTH)
     async def health() -> Response:
         state = desk.health()
         return _probe(state, state.is_healthy)
