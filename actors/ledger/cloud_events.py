@@ -23,7 +23,7 @@ from .reading import LedgerRecord
 
 EVENT_TYPE: Final = "quipu.usage"
 CONTENT_TYPE: Final = "application/cloudevents+json; charset=utf-8"
-_LABELS: Final = ("model", "parent", "key_id", "endpoint", "outcome", "fault")
+_LABELS: Final = ("model", "parent", "key_id", "endpoint", "kind", "outcome", "fault")
 """Fields that meters group by, so that they need not look into `record`."""
 _COUNTED: Final = tuple(
     field.name for field in attrs.fields(Sum) if field.name == "num_requests" or field.name.endswith("_tokens")

@@ -59,6 +59,7 @@ def test_event() -> None:
         "datacontenttype": "application/json",
     }
     assert (data["model"], data["counted"]["prompt_tokens"], data["counted"]["completion_tokens"]) == ("demo", 100, 10)
+    assert (data["endpoint"], data["kind"]) == ("completions", "generate")
     assert (data["record"]["number"], data["record"]["cached_device_tokens"]) == (3, 48)
 
 
