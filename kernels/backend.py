@@ -121,6 +121,8 @@ class BackendConfig:
     """Bytes of the host's memory that this process will allocate for blocks that leave the device."""
     num_staged_blocks: int = 0
     """Blocks for which it will allocate memory there to move them to and from a disk or an object store."""
+    shares_cache: bool = False
+    """Whether the cache is to lie in memory that other processes of the machine may map, where that is possible."""
     kv_cache_dtype: str = "auto"
     """A dtype (see `Capabilities`), or `auto`: that of the weights."""
     determinism: str = "auto"
@@ -252,6 +254,25 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the device's memory. No other method is called afterwards."""
+        ...
+
+
+class SharesBlocks(Protocol):
+    """A backend that reads blocks of another's cache where they are, and whose own may be read. Not all can.
+
+    The peer's mover looks for these by their names (`actors/engine/mover/peer_copies.py`).
+    """
+
+    @property
+    def cache_descriptor(self) -> int | None:
+        """The memory of the cache, for others to map; None if it is not shared."""
+        ...
+
+    def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks of the cache of an equal backend, perhaps of another size, as `write_blocks` does.
+
+        What is copied may be overwritten meanwhile: its owner knows. Raises ValueError for blocks that there are not.
+        """
         ...
 
 

@@ -17,9 +17,9 @@ import attrs
 import numpy as np
 
 from .adapters.adapter_folder import read_adapter_files
-from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan, RunsAtOnce
+from .backend import BackendConfig, Capabilities, KVMemory, MemoryPlan, RunsAtOnce, SharesBlocks
 from .batch import Drawn, Pooling, Scoring, StepBatch
-from .fake_blocks import SLOT_BYTES, read_slots, write_slots
+from .fake_blocks import SLOT_BYTES, UNWRITTEN, FakeBlocks
 from .fake_rules import draw_by_rules, masked
 from .fake_scores import MASK, VECTOR_SIZE, cheap_scores, made_up_output, score, slot_value
 from .step_types import Scores
@@ -77,11 +77,11 @@ class Dials:
         return range(self.first_token_id, self.first_token_id + self.num_token_ids)
 
 
-class FakeBackend(RunsAtOnce):
+class FakeBackend(RunsAtOnce, SharesBlocks):
     """Implements `quipu.kernels.backend.Backend` in plain Python."""
 
     def __init__(self, config: BackendConfig, dials: Dials | None = None) -> None:
-        """Make a cache of `num_blocks`, by default enough for sixteen sequences; blocks take almost no memory.
+        """Make a cache of `num_blocks`, by default enough for sixteen sequences; a token takes eight bytes.
 
         Raises ValueError for a cache size in bytes.
         """
@@ -100,7 +100,8 @@ class FakeBackend(RunsAtOnce):
         self.num_passes = 0
         self.num_tokens = 0
         self._block_size = config.block_size
-        self._slots: list[list[int | None]] = [[None] * config.block_size for _ in range(num_blocks)]
+        self.blocks = FakeBlocks(num_blocks, config.block_size, is_shared=config.shares_cache)
+        self._slots = self.blocks.slots
         self._last_drawn = [0] * config.max_num_seqs
         self._max_loras = config.max_loras
         self._adapters: set[str] = set()
@@ -118,9 +119,7 @@ class FakeBackend(RunsAtOnce):
         failing = dials.fail_steps > 0
         if failing:
             dials.fail_steps -= 1
-        sources = [list(self._slots[source]) for source, _ in batch.copies]
-        for slots, (_, destination) in zip(sources, batch.copies, strict=True):
-            self._slots[destination] = slots
+        self.blocks.copy(batch.copies)
         rows = range(len(batch.slots))
         for row in rows:
             if failing and row >= len(batch.slots) / 2:
@@ -166,13 +165,20 @@ class FakeBackend(RunsAtOnce):
         return memoryview(bytearray(num_blocks * self.memory_plan.block_bytes))
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
-        read_slots([self._slots[block] for block in blocks], to)
+        self.blocks.read(blocks, to)
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
-        write_slots([self._slots[block] for block in blocks], source)
+        self.blocks.write(blocks, source)
+
+    @property
+    def cache_descriptor(self) -> int | None:
+        return self.blocks.descriptor
+
+    def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.blocks.copy_from(cache, sources, targets)
 
     def close(self) -> None:
-        self._slots = []
+        self.blocks.close()
 
     def _broken(self, batch: StepBatch) -> list[int]:
         """Return the rows that draw from NaN."""
@@ -190,7 +196,7 @@ class FakeBackend(RunsAtOnce):
         adapter = "" if batch.adapters is None else batch.adapters[row]
         if adapter and self._max_loras and adapter not in self._adapters:
             raise FakeFault(f"adapter {adapter} is not loaded")
-        self._slots[block][position % self._block_size] = slot_value(token_id, position, adapter)
+        self._slots[block * self._block_size + position % self._block_size] = slot_value(token_id, position, adapter)
 
     def _draw(self, batch: StepBatch, row: int) -> int:
         """Draw the token that follows a row's last one."""
@@ -243,13 +249,12 @@ class FakeBackend(RunsAtOnce):
         """Read all slots of a row's sequence up to that of the token with this flat index."""
         size, table = self._block_size, batch.block_tables[row]
         length = batch.positions[row] + token + 1 - batch.query_start[row]
-        slots: list[int | None] = []
+        values: list[int] = []
         for block in table[: -(-length // size)]:
-            slots += self._slots[block]
-        del slots[length:]
-        values = [value for value in slots if value is not None]
-        if len(values) < length:
-            raise FakeFault(f"read of a slot that no pass has written (position {slots.index(None)})")
+            values += self._slots[block * size : (block + 1) * size].tolist()
+        del values[length:]
+        if UNWRITTEN in values:
+            raise FakeFault(f"read of a slot that no pass has written (position {values.index(UNWRITTEN)})")
         return values
 
 

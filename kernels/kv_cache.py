@@ -13,12 +13,14 @@ NaN included. So the memory is not cleared here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from .shared_memory import share_memory
 
 KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
 _SCALE_BYTES = torch.float32.itemsize
@@ -79,14 +81,23 @@ class ScaledSlots:
 class KVCache:
     """Keys and values of every layer; `cache[layer]` is the pair."""
 
-    def __init__(self, num_blocks: int, block: BlockShape, device: torch.device | None = None) -> None:
-        """Allocate the memory, on the host (where a page is committed on its first write) or on a device."""
+    def __init__(
+        self, num_blocks: int, block: BlockShape, device: torch.device | None = None, *, is_shared: bool = False
+    ) -> None:
+        """Allocate the memory, on the host (where a page is committed on its first write) or on a device.
+
+        With `is_shared`, other processes of the host may map it, if the system can do that. Raises MemoryError.
+        """
         self.block_size = block.block_size
         self.is_scaled = block.is_scaled
         self._block = block
         part = (block.head_bytes,) if block.is_scaled else (block.block_size, block.head_dim)
         shape = (block.num_layers, 2, num_blocks, block.num_kv_heads, *part)
-        self._all_L2BKx = torch.empty(shape, dtype=block.dtype, device=device)
+        self.shared = share_memory(num_blocks * block.num_bytes) if is_shared else None
+        if self.shared is None:
+            self._all_L2BKx = torch.empty(shape, dtype=block.dtype, device=device)
+        else:
+            self._all_L2BKx = torch.frombuffer(self.shared.memory, dtype=block.dtype).view(shape)
         self._bytes_L2Bx = self._all_L2BKx.view(torch.uint8).flatten(3)
         self._layers = [(layer[0], layer[1]) for layer in self._all_L2BKx]
 
@@ -135,6 +146,20 @@ class KVCache:
             else:
                 self._bytes_L2Bx[:, :, block].copy_(host_L2x, non_blocking=True)
 
+    def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks of another cache of such blocks, which this process has mapped, to blocks of this one.
+
+        Releases the GIL and uses the calling thread alone. Raises ValueError for memory that is no cache, and for
+        blocks that either has not.
+        """
+        num_blocks, rest = divmod(cache.nbytes, self._block.num_bytes)
+        mine_L2Bx = self._bytes_L2Bx.numpy()
+        if rest or not (_are_within(num_blocks, sources) and _are_within(mine_L2Bx.shape[2], targets)):
+            raise ValueError(f"{cache.nbytes} bytes have no such blocks of {self._block.num_bytes}")
+        theirs_L2Bx = np.frombuffer(cache, np.uint8).reshape(self._block.num_layers, 2, num_blocks, -1)
+        for source, target, count in _runs(sources, targets):
+            mine_L2Bx[:, :, target : target + count] = theirs_L2Bx[:, :, source : source + count]
+
     def _on_host(self, blocks: Sequence[int], memory: memoryview) -> Iterable[npt.NDArray[np.uint8] | torch.Tensor]:
         """Return the host's memory of each block, `[layers, 2, bytes]`: for a cache on a device as tensors."""
         if memory.nbytes != len(blocks) * self._block.num_bytes:
@@ -159,3 +184,17 @@ class KVCache:
         size, width = self._block.block_size, self._block.head_dim
         codes = bytes_x[..., : size * width].view(*bytes_x.shape[:-1], size, width)
         return codes, bytes_x[..., self._block.scales_at :].view(torch.float32)
+
+
+def _are_within(num_blocks: int, blocks: Sequence[int]) -> bool:
+    return all(0 <= block < num_blocks for block in blocks)
+
+
+def _runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield where blocks that follow each other on both sides begin, and how many they are."""
+    first = 0
+    for end in range(1, len(sources) + 1):
+        count = end - first
+        if end == len(sources) or sources[end] != sources[first] + count or targets[end] != targets[first] + count:
+            yield sources[first], targets[first], count
+            first = end

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 
 import attrs
 import numpy as np
 import torch
 
 from ..adapters.named_weights import NamedWeights
-from ..backend import BackendConfig, Capabilities, RunsAtOnce, wants_strict
+from ..backend import BackendConfig, Capabilities, RunsAtOnce, SharesBlocks, wants_strict
 from ..batch import Drawn, Pooling, StepBatch
 from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
@@ -31,6 +30,7 @@ from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores
 from ..step_types import Scores
 from .adapted_products import AdaptedProducts
+from .block_moves import BlockMoves
 from .build import CannotBuild, Kernels, load_kernels
 from .first_touch import FirstTouch
 from .packing import PackedWeights
@@ -53,7 +53,7 @@ class CpuKernelsUnavailable(Exception):
     """These kernels cannot run on this machine or cannot run this model; the message says why."""
 
 
-class CpuBackend(RunsAtOnce):
+class CpuBackend(RunsAtOnce, SharesBlocks):
     """Implements `quipu.kernels.backend.Backend`."""
 
     def __init__(self, config: BackendConfig, kernels: Kernels | None = None) -> None:
@@ -91,9 +91,9 @@ class CpuBackend(RunsAtOnce):
         self._program: Program
         self._adapted: Program | None = None  # of passes in which a row has an adapter
 
-        def set_up(num_blocks: int) -> None:
+        def set_up(num_blocks: int, *, is_shared: bool = False) -> None:
             """Allocate a cache of this size, and record the program for it."""
-            self.cache = KVCache(num_blocks, block)
+            self.cache = KVCache(num_blocks, block, is_shared=is_shared)
             for tensor in self.cache.tensors:
                 self._library.quipu_large_pages(tensor.data_ptr(), tensor.nbytes)
             self._bounds = Bounds(
@@ -139,10 +139,8 @@ class CpuBackend(RunsAtOnce):
                 num_staged=config.num_staged_blocks,
             ),
         )
-        set_up(self.memory_plan.num_blocks)
-        self._first_touch = FirstTouch(self._library, self.cache.tensors)
-        self._touching = Lock()  # touching a page writes back the value that it has read
-        self._num_writing = 0  # threads that write blocks: none of them waits for another
+        set_up(self.memory_plan.num_blocks, is_shared=config.shares_cache)
+        self._moves = BlockMoves(self.cache, FirstTouch(self._library, self.cache.tensors, self.cache.shared))
         self.capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),
@@ -207,25 +205,27 @@ class CpuBackend(RunsAtOnce):
         return np.empty(num_blocks * self.memory_plan.block_bytes, np.uint8).data
 
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
-        self.cache.read_blocks(blocks, to)
+        self._moves.read(blocks, to)
 
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
-        with self._touching:
-            self._num_writing += 1
-        try:
-            self.cache.write_blocks(blocks, source)
-        finally:
-            with self._touching:
-                self._num_writing -= 1
+        self._moves.write(blocks, source)
+
+    @property
+    def cache_descriptor(self) -> int | None:
+        return None if self.cache.shared is None else self.cache.shared.descriptor
+
+    def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._moves.copy_from(cache, sources, targets)
 
     def while_idle(self) -> bool:
         """Touch a piece of the KV cache, so that no pass has to wait until the system has committed its memory."""
-        with self._touching:
-            return not self._num_writing and self._first_touch.touch_piece()
+        return self._moves.touch_piece()
 
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""
-        del self._program, self._adapted, self._first_touch, self.cache
+        if self.cache.shared is not None:
+            self.cache.shared.close()
+        del self._program, self._adapted, self._moves, self.cache
 
     def _pass(self, batch: StepBatch) -> Pass:
         if batch.copies:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..shared_memory import SharedMemory
+
 PIECE = 2 << 20
 """Bytes of a large page, if the system has large pages."""
 
@@ -22,9 +24,15 @@ PIECE = 2 << 20
 class FirstTouch:
     """The memory of some tensors that is still untouched."""
 
-    def __init__(self, library: ctypes.CDLL, tensors: Sequence[torch.Tensor]) -> None:
-        """The tensors are touched in turn, a piece of each at a time, each from its beginning."""
+    def __init__(
+        self, library: ctypes.CDLL, tensors: Sequence[torch.Tensor], shared: SharedMemory | None = None
+    ) -> None:
+        """The tensors are touched in turn, a piece of each at a time, each from its beginning.
+
+        `shared`: the memory in which all of them lie, if others may map it.
+        """
         self._library = library
+        self._shared = shared
         self._tensors = tensors
         self._pieces = self._all_pieces()
 
@@ -34,7 +42,10 @@ class FirstTouch:
         if piece is None:
             return False
         tensor, start = piece
-        self._library.quipu_touch(tensor.data_ptr() + start, min(PIECE, tensor.nbytes - start))
+        address, num_bytes = tensor.data_ptr() + start, min(PIECE, tensor.nbytes - start)
+        if self._shared is not None:
+            self._shared.commit(address, num_bytes)
+        self._library.quipu_touch(address, num_bytes)
         return True
 
     def _all_pieces(self) -> Iterator[tuple[torch.Tensor, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def backend_config_of(config: EngineConfig) -> BackendConfig:
         memory_share=config.memory_share,
         host_tier_bytes=config.kv_host_memory or 0,
         num_staged_blocks=config.num_staged_blocks,
+        shares_cache=config.has_peers,
         kv_cache_dtype=config.kv_cache_dtype,
         determinism=config.determinism,
         quantization=config.quantization,
@@ -122,13 +124,18 @@ def numerics_of(capabilities: Capabilities) -> str:
 
     The version covers everything that is fixed within one build.
     """
-    builds = [f"{package} {version(package)}" for package in ("quipu-llm", "torch")]
+    builds = [f"{package} {_version_of(package)}" for package in ("quipu-llm", "torch")]
     c = capabilities
     if c.library is not None:
         builds.append(c.library)
     formats = (c.dtype, c.weights, c.activations, c.kv_cache_dtype)
     parts = (c.name, c.instruction_set, *formats, c.determinism, *builds)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+@cache
+def _version_of(package: str) -> str:
+    return version(package)
 
 
 def _make_masks(config: EngineConfig) -> GrammarMasks | None:

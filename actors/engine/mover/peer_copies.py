@@ -1,6 +1,10 @@
-"""Copies of blocks between an engine's device and the buffers that it shares with another engine.
+"""Copies of blocks between an engine's device and another engine: by buffers that both share, or, where both caches lie
+in memory that both can map, from cache to cache.
 
-Called by `peer_server.py` and `peer_client.py`, from threads.
+Called by `engine/peers/`; what copies, from threads.
+
+    by buffers   server: tags before ─▶ copy ─▶ the same tags after?      client: copy ─▶ tags
+    at once      server: tags before ─▶ (client: copy) ─▶ the same tags after? ─▶ client: tags
 
 What must always hold: a block counts as copied only if the executor's tag was the same before and after; a block on the
 device is tagged only after all its bytes have been written. No checksum is made: a buffer holds blocks for less than a
@@ -11,20 +15,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import attrs
 
-from .block_carrier import BlockMemory, TagTable
+from .block_carrier import BlockMemory, BlockTag, TagTable
 
 RUN_BYTES: Final = 8 << 20
 """Of blocks that are copied together: enough that the copy takes longer than what surrounds it, and little enough to
 stay in a processor's last cache until it is copied again."""
 MOST_TOGETHER: Final = 256
+SHARED_RUN_BYTES: Final = 32 << 20
+"""Likewise, where they are copied once: no cache helps."""
 
 
 class CopyFailed(Exception):
     """A copy raised; the message says what. The next one may succeed."""
+
+
+@runtime_checkable
+class SharesBlocks(Protocol):
+    """The part of a backend that copies blocks from the cache of another one. Not all have it."""
+
+    @property
+    def cache_descriptor(self) -> int | None: ...
+    def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
 
 @attrs.frozen
@@ -41,6 +56,16 @@ class PeerCopies:
     """Whether an error means that no later copy can succeed in this process: such an error is raised as it is."""
 
     @property
+    def cache_descriptor(self) -> int | None:
+        """The memory of the whole cache, for peers to map; None if they cannot."""
+        return self._memory.cache_descriptor if isinstance(self._memory, SharesBlocks) else None
+
+    @property
+    def most_shared(self) -> int:
+        """Blocks that are copied at a time from cache to cache."""
+        return max(1, min(MOST_TOGETHER, SHARED_RUN_BYTES // self.block_bytes))
+
+    @property
     def most_together(self) -> int:
         """Blocks of one buffer."""
         return max(1, min(MOST_TOGETHER, RUN_BYTES // self.block_bytes))
@@ -54,14 +79,27 @@ class PeerCopies:
 
         Raises CopyFailed.
         """
-        tags = [self._tags.tag_of(block) for block in blocks]
+        tags = self.tags_of(blocks, keys)
         with self._errors():
             self._memory.read_blocks(blocks, memory[: len(blocks) * self.block_bytes])
-        for at, (block, tag, key) in enumerate(zip(blocks, tags, keys, strict=True)):
-            is_full = tag is not None and tag.key == key and tag.num_filled == self.block_size
-            if not is_full or self._tags.tag_of(block) is not tag:
+        return self.num_unchanged(blocks, tags)
+
+    def tags_of(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[BlockTag]:
+        """Return the tags of the leading blocks that have the contents that the keys name, and are full."""
+        tags: list[BlockTag] = []
+        for block, key in zip(blocks, keys, strict=True):
+            tag = self._tags.tag_of(block)
+            if tag is None or tag.key != key or tag.num_filled != self.block_size:
+                break
+            tags.append(tag)
+        return tags
+
+    def num_unchanged(self, blocks: Sequence[int], tags: Sequence[BlockTag]) -> int:
+        """Return how many leading blocks still have these tags."""
+        for at, tag in enumerate(tags):
+            if self._tags.tag_of(blocks[at]) is not tag:
                 return at
-        return len(blocks)
+        return len(tags)
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Note that blocks are about to be overwritten."""
@@ -71,6 +109,20 @@ class PeerCopies:
         """Copy a buffer to blocks, and tag them. Raises CopyFailed."""
         with self._errors():
             self._memory.write_blocks(blocks, memory[: len(blocks) * self.block_bytes])
+        self._tags.set_loaded(blocks, keys)
+
+    def copy_across(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks of a peer's cache to blocks. They are to be tagged once the peer confirms them.
+
+        Raises CopyFailed.
+        """
+        with self._errors():
+            if not isinstance(self._memory, SharesBlocks):
+                raise TypeError("this backend copies nothing from another's cache")
+            self._memory.copy_from(cache, sources, targets)
+
+    def confirm(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Tag blocks whose contents a peer has confirmed."""
         self._tags.set_loaded(blocks, keys)
 
     @contextmanager

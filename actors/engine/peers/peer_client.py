@@ -1,7 +1,7 @@
 """Fetches blocks from other engines, for moves whose source is a peer.
 
-Part of `traffic.py`. One connection an engine, on which any number of fetches are under way; threads copy what comes
-from the connection's buffers to the device.
+Part of `traffic.py`. One connection an engine (`peer_connections.py`), on which any number of fetches are under way;
+threads copy what comes, from the connection's buffers or the peer's cache, to the device.
 
 What must always hold: a block counts as moved only if the peer has named the key that was asked for, its bits depend on
 the same numerics, and all its bytes were written; a peer that is silent for too long is given up; nothing is being
@@ -21,43 +21,18 @@ import trio
 from ...messages.mover import Move, Moved, MoveFailed, MoveResult
 from ...messages.tiers import LoadFailure
 from ..mover.peer_copies import CopyFailed, PeerCopies
-from .peer_link import Drop, Hello, Here, Hurry, LinkLost, Over, PeerLink, PeerNetwork, Want
-from .peer_server import LONGEST_WAIT_S, Call
+from .lender import LONGEST_WAIT_S, Call
+from .peer_connections import SILENCE_S, Confirmation, Connection, FetchEvent, Hurried, Lost, PeerConnections
+from .peer_link import Drop, Here, Hurry, LinkLost, Over, PeerNetwork, Want
 
-SILENCE_S: Final = 10.0
-"""How long a peer that need not wait for anything may send nothing."""
-CONNECT_S: Final = 5.0
-SHORTEST_PAUSE_S: Final = 1.0
-PAUSES: Final = 10
-"""How many times as long as a vain attempt to connect has taken none follows: sequences wait for each."""
 COPIED_TOGETHER: Final = 2
 """Buffers that are emptied at a time for one fetch: what surrounds a copy takes no time then."""
 
 
-@attrs.frozen
-class _Hurried:
-    """The fetch is not to wait for blocks that are being computed, from now on."""
-
-
-@attrs.frozen
-class _Lost:
-    reason: str
-
-
-_Event = Here | Over | _Hurried | _Lost
-
-
-@attrs.define(eq=False)
-class _Connection:
-    link: PeerLink
-    is_lost: bool = False
-    fetches: dict[int, trio.MemorySendChannel[_Event]] = attrs.field(factory=dict)
-
-
 @attrs.define(eq=False)
 class _Fetch:
-    connection: _Connection
-    events: trio.MemoryReceiveChannel[_Event]
+    connection: Connection
+    events: trio.MemoryReceiveChannel[FetchEvent]
     patience_s: float
 
 
@@ -67,14 +42,6 @@ class _Beginning:
 
     is_hurried: bool = False
     is_ended: bool = False
-
-
-@attrs.frozen
-class _Vain:
-    """An attempt to connect that failed."""
-
-    reason: str
-    retry_at: float
 
 
 @attrs.define(eq=False)
@@ -106,14 +73,10 @@ class PeerClient:
     """The fetches of one engine."""
 
     def __init__(self, network: PeerNetwork, copies: PeerCopies, call: Call, nursery: trio.Nursery) -> None:
-        self._network = network
+        self._connections = PeerConnections(network, copies, nursery)
         self._copies = copies
         self._call = call
         self._nursery = nursery
-        self._connections: dict[str, _Connection] = {}
-        self._connecting: dict[str, trio.Lock] = {}
-        self._vain: dict[str, _Vain] = {}
-        """The last attempt, if it failed, by the address."""
         self._beginning: dict[int, _Beginning] = {}
         """By the number of the move, until they have a connection."""
         self._fetches: dict[int, _Fetch] = {}
@@ -131,7 +94,7 @@ class PeerClient:
         error: str | None = None
         try:
             try:
-                connection = await self._connection(move.peer.address)
+                connection = await self._connections.get(move.peer.address)
             finally:
                 beginning = self._beginning.pop(move.number)
             if not beginning.is_ended:
@@ -143,10 +106,10 @@ class PeerClient:
             return Moved(move.number, time.perf_counter() - started)
         return MoveFailed(move.number, moved, {len(moved): LoadFailure.MISSING}, error)
 
-    async def _fetch(self, arrived: _Arrived, connection: _Connection, *, waits: bool) -> None:
+    async def _fetch(self, arrived: _Arrived, connection: Connection, *, waits: bool) -> None:
         move = arrived.move
         number = move.number
-        send, events = trio.open_memory_channel[_Event](math.inf)
+        send, events = trio.open_memory_channel[FetchEvent](math.inf)
         connection.fetches[number] = send
         fetch = self._fetches[number] = _Fetch(connection, events, LONGEST_WAIT_S if waits else SILENCE_S)
         self._copies.forget(move.targets)
@@ -165,9 +128,9 @@ class PeerClient:
                             copying.start_soon(self._take, event, arrived, connection)
                         case Over():
                             is_over = True
-                        case _Hurried():
+                        case Hurried():
                             fetch.patience_s = SILENCE_S
-                        case _Lost(reason):
+                        case Lost(reason):
                             raise LinkLost(reason)
         finally:
             del connection.fetches[number], self._fetches[number]
@@ -177,22 +140,34 @@ class PeerClient:
                 if isinstance(event := events.receive_nowait(), Here):
                     self._tell(connection, event)
 
-    async def _take(self, here: Here, arrived: _Arrived, connection: _Connection) -> None:
+    async def _take(self, here: Here, arrived: _Arrived, connection: Connection) -> None:
         """Copy blocks that have come to the device. Raises LinkLost and CopyFailed."""
-        move, link = arrived.move, connection.link
+        move = arrived.move
         end = here.first + len(here.keys)
+        confirmation: Confirmation | None = None
         try:
             if not arrived.expects(here):
                 raise LinkLost("the peer sent other blocks than were asked for")
             arrived.num_expected = end
-            memory = link.blocks_of(here)
-            if len(memory) < len(here.keys) * self._copies.block_bytes:
-                raise LinkLost("the peer sent too few bytes")
-            await self._call(self._copies.copy_in, move.targets[here.first : end], here.keys, memory)
-            arrived.copied[here.first] = end
+            targets = move.targets[here.first : end]
+            if connection.shares_cache:
+                if len(here.blocks) != len(here.keys):
+                    raise LinkLost("the peer does not say where the blocks are")
+                confirmation = connection.await_kept(here.buffer)
+                await self._call(self._copies.copy_across, connection.link.cache(), here.blocks, targets)
+            else:
+                memory = connection.link.blocks_of(here)
+                if len(memory) < len(here.keys) * self._copies.block_bytes:
+                    raise LinkLost("the peer sent too few bytes")
+                await self._call(self._copies.copy_in, targets, here.keys, memory)
         finally:
             arrived.places.release()
             self._tell(connection, here)
+        if confirmation is not None:
+            end = here.first + min(len(here.keys), await confirmation.num_kept())
+            self._copies.confirm(move.targets[here.first : end], move.keys[here.first : end])
+        if end > here.first:
+            arrived.copied[here.first] = end
 
     def hurry(self, number: int) -> bool:
         """Have a fetch wait for nothing that is being computed. Return whether it was under way."""
@@ -202,7 +177,7 @@ class PeerClient:
         if (fetch := self._fetches.get(number)) is None:
             return False
         self._tell(fetch.connection, Hurry(number))
-        fetch.connection.fetches[number].send_nowait(_Hurried())
+        fetch.connection.fetches[number].send_nowait(Hurried())
         return True
 
     def end(self, number: int) -> None:
@@ -211,9 +186,9 @@ class PeerClient:
             beginning.is_ended = True
         elif (fetch := self._fetches.get(number)) is not None:
             self._tell(fetch.connection, Drop(number))
-            fetch.connection.fetches[number].send_nowait(_Hurried())
+            fetch.connection.fetches[number].send_nowait(Hurried())
 
-    def _tell(self, connection: _Connection, message: Hurry | Drop | Here) -> None:
+    def _tell(self, connection: Connection, message: Hurry | Drop | Here) -> None:
         """Send a message, or give back the buffer of one, soon, if the connection still exists then."""
 
         async def send() -> None:
@@ -224,68 +199,3 @@ class PeerClient:
                     await connection.link.send(message)
 
         self._nursery.start_soon(send)
-
-    # ------------------------------------------------------------ connections
-
-    async def _connection(self, address: str) -> _Connection:
-        """Return the connection to an engine. Raises LinkLost and OSError."""
-        async with self._connecting.setdefault(address, trio.Lock()):
-            if (connection := self._connections.get(address)) is not None:
-                return connection
-            begun = trio.current_time()
-            if (vain := self._vain.pop(address, None)) is not None and begun < vain.retry_at:
-                self._vain[address] = vain
-                raise LinkLost(f"no connection a moment ago: {vain.reason}")
-            try:
-                link = await self._connect(address)
-            except (LinkLost, OSError) as error:
-                now = trio.current_time()
-                self._vain[address] = _Vain(str(error), now + max(SHORTEST_PAUSE_S, PAUSES * (now - begun)))
-                raise
-            connection = self._connections[address] = _Connection(link)
-            self._nursery.start_soon(self._read, address, connection)
-            return connection
-
-    async def _connect(self, address: str) -> PeerLink:
-        with trio.move_on_after(CONNECT_S):
-            link = await self._network.connect(address)
-            try:
-                hello = await link.receive()
-                self._check(hello)
-            except BaseException:
-                with trio.CancelScope(shield=True):
-                    await link.close()
-                raise
-            return link
-        raise LinkLost(f"no connection within {CONNECT_S:g} s")
-
-    def _check(self, hello: object) -> None:
-        if not isinstance(hello, Hello):
-            raise LinkLost(f"the peer began with {type(hello).__name__}")
-        if hello.numerics != self._copies.numerics:
-            raise LinkLost("the peer computes other bits")
-        if hello.buffer_bytes < self._copies.block_bytes:
-            raise LinkLost(f"the peer has buffers of {hello.buffer_bytes} bytes")
-
-    async def _read(self, address: str, connection: _Connection) -> None:
-        """Pass on what comes, until the connection is lost."""
-        link, reason = connection.link, "the peer is gone"
-        try:
-            while True:
-                match await link.receive():
-                    case (Here(number) | Over(number)) as event:
-                        if (fetch := connection.fetches.get(number)) is not None:
-                            fetch.send_nowait(event)
-                        elif isinstance(event, Here):
-                            await link.give_back(event)
-                    case other:
-                        raise LinkLost(f"the peer sent {type(other).__name__}, which only clients send")
-        except LinkLost as error:
-            reason = str(error)
-        finally:
-            connection.is_lost = True
-            del self._connections[address]
-            for fetch in connection.fetches.values():
-                fetch.send_nowait(_Lost(reason))
-            with trio.CancelScope(shield=True):
-                await link.close()

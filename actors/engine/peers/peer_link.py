@@ -1,26 +1,31 @@
 """Connections between the movers of two engines: the interface, its messages, and connections within one event loop.
 
 The engine that has blocks serves them (`peer_server.py`), the one that wants them asks (`peer_client.py`). A link
-carries messages both ways, and blocks in buffers that the server has made. Another carrier of bytes is another
-`PeerNetwork`: `unix_link.py` is the one of a machine, `tcp_network.py` that of several.
+carries messages both ways, and blocks in buffers that the server has made; or the client copies them from the server's
+cache, which it has mapped. Another carrier of bytes is another `PeerNetwork`: `unix_link.py` is the one of a machine,
+`tcp_network.py` that of several.
 
     client ──Want, Hurry, Drop──▶ server
-           ◀──Hello; Here, with blocks; Over──
-           ──(a buffer was emptied)──▶
+           ◀──Hello; Here, with blocks or their places; Over──
+           ──Emptied: they are copied──▶
+           ◀──Kept: they were what they should be, for blocks of the cache──
 
 What must always hold: a buffer belongs to the server until it has sent its blocks, then to the client until that gives
-it back; what comes from the other end is checked by whoever uses it.
+it back; what was copied from a cache is nothing before it is `Kept`; what comes from the other end is checked by
+whoever uses it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import attrs
 import msgspec
 import trio
+
+from .mapped_memory import map_sealed
 
 MOST_BUFFERS: Final = 64
 MOST_BUFFERED_BYTES: Final = 1 << 30
@@ -34,6 +39,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Digest of all that the bits of a block depend on, as in `block_header.py`."""
     num_buffers: int
     buffer_bytes: int
+    cache_bytes: int = 0
+    """Of the server's whole cache, if the client is to copy from there. Then a buffer is only a number."""
 
 
 class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
@@ -68,6 +75,8 @@ class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
     buffer: int
     num_bytes: int = 0
     """Of the blocks, for links that bring them by other connections."""
+    blocks: list[int] = []
+    """Where they are, in the server's cache."""
 
 
 class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
@@ -77,12 +86,20 @@ class Over(msgspec.Struct, frozen=True, array_like=True, tag="over"):
 
 
 class Emptied(msgspec.Struct, frozen=True, array_like=True, tag="emptied"):
-    """The client has copied the blocks of a buffer. Sent by links that need it."""
+    """The client has copied the blocks of a buffer, or those that were named with it. Sent by links that need it."""
 
     buffer: int
 
 
-PeerMessage = Hello | Want | Hurry | Drop | Here | Over | Emptied
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """Answers `Emptied` for blocks of the cache."""
+
+    buffer: int
+    num_blocks: int
+    """The leading ones that were what `Here` said, from before it was sent until they were copied."""
+
+
+PeerMessage = Hello | Want | Hurry | Drop | Here | Over | Emptied | Kept
 
 
 class LinkLost(Exception):
@@ -92,12 +109,17 @@ class LinkLost(Exception):
 def check_buffers(hello: Hello) -> None:
     """Raise LinkLost if a server says that it has more buffers, or larger ones, than a client could use."""
     num, size = hello.num_buffers, hello.buffer_bytes
-    if not (0 < num <= MOST_BUFFERS and size > 0 and num * size <= MOST_BUFFERED_BYTES):
+    is_bounded = hello.cache_bytes > 0 or num * size <= MOST_BUFFERED_BYTES
+    if not (0 < num <= MOST_BUFFERS and size > 0 and hello.cache_bytes >= 0 and is_bounded):
         raise LinkLost("the peer has buffers of no possible size")
 
 
 class PeerLink(Protocol):
     """One end of a connection."""
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the client can map memory of the server."""
 
     async def send(self, message: PeerMessage) -> None:
         """Send a message. Raises LinkLost."""
@@ -107,6 +129,12 @@ class PeerLink(Protocol):
 
     async def make_buffers(self, hello: Hello) -> Sequence[memoryview]:
         """Make the server's buffers and send its `Hello`. Raises LinkLost, OSError and MemoryError."""
+
+    async def share_cache(self, hello: Hello, descriptor: int) -> None:
+        """Send the server's `Hello` with its cache, if the link can. Raises LinkLost and OSError."""
+
+    def cache(self) -> memoryview:
+        """Return the client's view of the server's cache, if that was shared. Raises LinkLost if it was not."""
 
     async def send_blocks(self, here: Here, num_bytes: int) -> bool:
         """Send the first bytes of a buffer. Return whether the server may use the buffer again at once.
@@ -156,10 +184,11 @@ class PeerNetwork(Protocol):
 class LoopLink:
     """One end of a connection between two engines of one event loop."""
 
+    can_share: ClassVar[bool] = True
     _sends: trio.MemorySendChannel[PeerMessage]
     _receives: trio.MemoryReceiveChannel[PeerMessage]
     _buffers: list[memoryview]
-    """Shared by both ends."""
+    """Shared by both ends; or the cache alone."""
 
     async def send(self, message: PeerMessage) -> None:
         try:
@@ -177,6 +206,13 @@ class LoopLink:
         self._buffers += (memoryview(bytearray(hello.buffer_bytes)) for _ in range(hello.num_buffers))
         await self.send(hello)
         return self._buffers
+
+    async def share_cache(self, hello: Hello, descriptor: int) -> None:
+        self._buffers.append(map_sealed(descriptor, hello.cache_bytes))
+        await self.send(hello)
+
+    def cache(self) -> memoryview:
+        return self._buffers[0]
 
     async def send_blocks(self, here: Here, num_bytes: int) -> bool:
         await self.send(here)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import trio
@@ -35,6 +35,8 @@ STALLED_S: Final = 30.0
 
 class TcpLink:
     """One end of a connection."""
+
+    can_share: ClassVar[bool] = False
 
     def __init__(
         self, messages: TcpStream, carriers: Sequence[TcpStream], on_close: Callable[[], object] = lambda: None
@@ -96,6 +98,12 @@ class TcpLink:
         await self.send(hello)
         return self._own
 
+    async def share_cache(self, hello: Hello, descriptor: int) -> None:
+        raise LinkLost("memory cannot be shared with another machine")
+
+    def cache(self) -> memoryview:
+        raise LinkLost("the peer shares nothing")
+
     async def send_blocks(self, here: Here, num_bytes: int) -> bool:
         async with self._sending_blocks:
             await self.send(msgspec.structs.replace(here, num_bytes=num_bytes))
@@ -108,6 +116,8 @@ class TcpLink:
         """Make buffers like the server's. Raises LinkLost if they cannot be made."""
         if self._buffers:
             raise LinkLost("the peer says twice what its buffers are")
+        if hello.cache_bytes:
+            raise LinkLost("the peer has a cache that cannot be mapped here")
         check_buffers(hello)
         try:
             self._buffers = _make_buffers(hello)

@@ -14,9 +14,10 @@ import trio
 from ...channel import Poster
 from ...messages.mover import Lending, Lent, Move, MoveResult
 from ..mover.peer_copies import PeerCopies
+from .lender import Call, Lender
 from .peer_client import PeerClient
 from .peer_link import PeerListener, PeerNetwork
-from .peer_server import Call, Lender, PeerServer
+from .peer_server import PeerServer
 
 
 class PeerTraffic:

@@ -1,25 +1,25 @@
 """Connections between the engines of one machine: an abstract Unix socket for messages, shared memory for blocks.
 
-A block is copied once by the server, into a buffer that both processes have mapped, and once by the client, out of it.
-The socket has no file that could outlive its engine. Only processes of the same user are let in, which may read each
-other's memory anyway.
+If the server's cache lies in memory that can be mapped, the client does so, and copies blocks from cache to cache. Of
+other caches a block is copied once by the server, into a buffer that both processes have mapped, and once by the
+client, out of it. The socket has no file that could outlive its engine. Only processes of the same user are let in,
+which may read each other's memory anyway.
 
 What must always hold: the client never touches memory that the server could take away.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import secrets
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
+from .mapped_memory import make_sealed, map_sealed
 from .message_frames import ReceivedFrames, frame_of
 from .peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage, check_buffers
 
@@ -27,18 +27,21 @@ SCHEME: Final = "unix:"
 BACKLOG: Final = 128
 _DESCRIPTOR: Final = struct.Struct("i")
 _CREDENTIALS: Final = struct.Struct("3i")
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _RECEIVED_BYTES: Final = 1 << 18
 
 
 class UnixLink:
     """One end of a connection."""
 
-    def __init__(self, connected: trio.socket.SocketType) -> None:
+    can_share: ClassVar[bool] = True
+
+    def __init__(self, connected: trio.socket.SocketType, *, expects_memory: bool = False) -> None:
+        """`expects_memory`: this is the client's end."""
         self._socket = connected
         self._stream = trio.SocketStream(connected)
         self._writing = trio.Lock()
         self._received = ReceivedFrames()
+        self._expects_memory = expects_memory
         self._descriptors: list[int] = []
         """Of the server's memory, until `Hello` says what it is."""
         self._buffers: list[memoryview] = []
@@ -63,11 +66,12 @@ class UnixLink:
                 raise LinkLost("the other engine is gone")
             self._received.add(data)
         if isinstance(message, Hello):
+            self._expects_memory = False
             self._buffers = self._map(message)
         return message
 
     async def _read(self) -> bytes:
-        if self._buffers:
+        if not self._expects_memory:
             return await self._socket.recv(_RECEIVED_BYTES)
         data, ancillary, _, _ = await self._socket.recvmsg(_RECEIVED_BYTES, socket.CMSG_SPACE(_DESCRIPTOR.size))
         for level, kind, content in ancillary:
@@ -78,20 +82,29 @@ class UnixLink:
     # ------------------------------------------------------------ blocks
 
     async def make_buffers(self, hello: Hello) -> Sequence[memoryview]:
-        num_bytes = hello.num_buffers * hello.buffer_bytes
-        descriptor = os.memfd_create("quipu-peer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = make_sealed(hello.num_buffers * hello.buffer_bytes)
         try:
-            os.truncate(descriptor, num_bytes)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._buffers = _views(descriptor, hello)
-            frame = frame_of(hello)
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
-            num_sent = await self._socket.sendmsg([frame], ancillary)
+            await self._send_with(hello, descriptor)
         finally:
             os.close(descriptor)
+        return self._buffers
+
+    async def share_cache(self, hello: Hello, descriptor: int) -> None:
+        await self._send_with(hello, descriptor)
+
+    def cache(self) -> memoryview:
+        if not self._buffers:
+            raise LinkLost("the peer shares nothing")
+        return self._buffers[0]
+
+    async def _send_with(self, hello: Hello, descriptor: int) -> None:
+        """Send the first message, and memory with it. Raises LinkLost and OSError."""
+        frame = frame_of(hello)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
+        num_sent = await self._socket.sendmsg([frame], ancillary)
         if num_sent < len(frame):
             await self._stream.send_all(frame[num_sent:])
-        return self._buffers
 
     def _map(self, hello: Hello) -> list[memoryview]:
         """Map the memory that came with a `Hello`. Raises LinkLost if it is not what it should be."""
@@ -100,10 +113,6 @@ class UnixLink:
             check_buffers(hello)
             if len(descriptors) != 1:
                 raise LinkLost("the peer did not send its memory")
-            # sealed: memory that could be cut off would kill whoever reads it
-            is_sealed = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-            if not is_sealed or os.fstat(descriptors[0]).st_size < hello.num_buffers * hello.buffer_bytes:
-                raise LinkLost("the peer's memory can be cut off")
             return _views(descriptors[0], hello)
         except (OSError, ValueError) as error:
             raise LinkLost(f"the peer's memory cannot be mapped: {error}") from error
@@ -132,8 +141,11 @@ class UnixLink:
 
 
 def _views(descriptor: int, hello: Hello) -> list[memoryview]:
+    """Map a cache, to read it, or the buffers. Raises OSError and ValueError."""
+    if hello.cache_bytes:
+        return [map_sealed(descriptor, hello.cache_bytes)]
     size = hello.buffer_bytes
-    whole = memoryview(mmap.mmap(descriptor, hello.num_buffers * size))
+    whole = map_sealed(descriptor, hello.num_buffers * size, is_writable=True)
     return [whole[at * size : (at + 1) * size] for at in range(hello.num_buffers)]
 
 
@@ -179,7 +191,7 @@ class UnixNetwork:
         except BaseException:
             connecting.close()
             raise
-        return UnixLink(connecting)
+        return UnixLink(connecting, expects_memory=True)
 
 
 def _is_same_user(connected: trio.socket.SocketType) -> bool:

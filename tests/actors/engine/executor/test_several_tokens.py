@@ -81,7 +81,7 @@ def test_rejected_positions_are_in_no_tag() -> None:
             for index, block in enumerate(state.table):
                 tag = executor.tags._tags[block]
                 start = 4 * index
-                held = backend._slots[block]
+                held = backend.blocks.of(block)
                 nonsense = [slot_value(NONSENSE, start + at) == value for at, value in enumerate(held)]
                 num_nonsense += any(nonsense)
                 num_filled = 0 if tag is None else tag.num_filled

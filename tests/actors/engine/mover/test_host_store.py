@@ -45,7 +45,8 @@ class Memory(FakeBackend):
                 max_num_batched_tokens=16,
             )
         )
-        self._slots = [[block] * SIZE for block in range(NUM_BLOCKS)]
+        for block in range(NUM_BLOCKS):
+            self.write_halves(block, block)
         self.before: Callable[[], object] = bool
         self.during: Callable[[], object] = bool
 
@@ -55,12 +56,12 @@ class Memory(FakeBackend):
         self.during()
 
     def write_halves(self, block: int, value: int) -> None:
-        """Write a block in two steps, as a pass would in many."""
-        self._slots[block][: SIZE // 2] = [value] * (SIZE // 2)
-        self._slots[block][SIZE // 2 :] = [value] * (SIZE // 2)
+        """Write a block slot by slot, as a pass would."""
+        for slot in range(block * SIZE, (block + 1) * SIZE):
+            self.blocks.slots[slot] = value
 
-    def contents(self, blocks: list[int]) -> list[int | None]:
-        return [self._slots[block][0] for block in blocks]
+    def contents(self, blocks: list[int]) -> list[int]:
+        return [self.blocks.of(block)[0] for block in blocks]
 
 
 @attrs.define

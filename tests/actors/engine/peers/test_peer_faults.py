@@ -16,6 +16,7 @@ from quipu.actors.engine.peers.peer_link import (
     Hello,
     Here,
     Hurry,
+    Kept,
     LinkLost,
     LoopLink,
     LoopNetwork,
@@ -32,8 +33,15 @@ from tests.prompts import prompt_of
 from tests.runtimes import eventually
 from tests.tiny import BLOCK
 
-PROMPT = [*prompt_of(20 * BLOCK, seed=1), 7, 8, 9]
+PROMPT = [*prompt_of(13 * BLOCK, seed=1), 7, 8, 9]
 FAULTS = ("cut before", "cut after", "lost", "stands still", "late")
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["one copy", "buffers"])
+def can_share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the decode side copies from the prefill side's cache, or from buffers that both share."""
+    monkeypatch.setattr(LoopLink, "can_share", request.param)
+    return bool(request.param)
 
 
 @attrs.define(eq=False)
@@ -73,6 +81,10 @@ class FaultyNetwork(LoopNetwork):
         super().__init__()
         self.fault, self.at, self.sent = fault, at, []
 
+    def is_after(self, num_messages: int) -> bool:
+        """Return whether so many were sent, or the last one."""
+        return len(self.sent) >= num_messages or any(isinstance(message, Over) for message in self.sent)
+
     def make_link(
         self,
         sends: trio.MemorySendChannel[PeerMessage],
@@ -111,6 +123,16 @@ async def count_messages(*, is_ahead: bool) -> int:
     return len(network.sent)
 
 
+async def count_messages_of_fetch() -> int:
+    """Count the messages of one prompt whose sequence does not come."""
+    network = FaultyNetwork()
+    async with open_sides(2, network) as (prefill, decode):
+        await prefill.submit(1, PROMPT, ends_after_prefill=True)
+        await decode.fetch(1, PROMPT, prefill.peer)
+        await at_rest(prefill, decode)
+    return len(network.sent)
+
+
 @pytest.mark.parametrize("is_ahead", [True, False], ids=["ahead", "afterwards"])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_fault_at_every_message(fault: str, autojump_clock: trio.testing.MockClock, *, is_ahead: bool) -> None:
@@ -130,6 +152,11 @@ HOSTILE: dict[str, Callable[[PeerMessage], PeerMessage]] = {
     "request twice": lambda m: changed(m, Hurry, number=-1),
     "buffer it did not have": lambda m: changed(m, Emptied, buffer=77),
     "keys of another length": lambda m: changed(m, Want, keys=[b"short", bytes(32)]),
+    "places of others": lambda m: changed(m, Here, blocks=[1 << 40] * len(getattr(m, "keys", ()))),
+    "places before the first": lambda m: changed(m, Here, blocks=[-1] * len(getattr(m, "keys", ()))),
+    "fewer places": lambda m: changed(m, Here, blocks=[1]),
+    "half a cache": lambda m: changed(m, Hello, cache_bytes=BLOCK * 8 + 1),
+    "nothing was kept": lambda m: changed(m, Kept, num_blocks=-1),
     "answer to a request": lambda m: Over(1) if isinstance(m, Want) else m,
 }
 
@@ -158,15 +185,16 @@ async def test_hostile_peer(what: str, autojump_clock: trio.testing.MockClock, m
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 async def test_engine_ends_at_every_message(side: str, autojump_clock: trio.testing.MockClock) -> None:
     """If either engine ends in the middle of a transfer, the other one goes on, and holds nothing for it."""
-    num_messages = await count_messages(is_ahead=True)
-    for at in range(1, num_messages // 2):
+    num_messages = await count_messages_of_fetch()
+    assert num_messages > 4
+    for at in range(1, num_messages + 1):
         network = FaultyNetwork()
         async with open_sides(3, network) as (prefill, decode, third):
             dying, left = (prefill, decode) if side == "prefill" else (decode, prefill)
             first = await prefill.submit(1, PROMPT, ends_after_prefill=True)
             await decode.fetch(1, PROMPT, prefill.peer)
             peer = prefill.peer
-            await eventually(partial(lambda n, k: len(n.sent) >= k, network, at), "so many messages", within_s=50)
+            await eventually(partial(network.is_after, at), "so many messages", within_s=50)
             dying.scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
             tokens = first.tokens if first.over.is_set() or side == "decode" else []
@@ -254,9 +282,11 @@ async def test_nobody_waits_for_what_is_not_computed(autojump_clock: trio.testin
         await at_rest(prefill, decode)
 
 
-@pytest.mark.parametrize("call", ["read_blocks", "write_blocks"])
+CALLS = {True: ["copy_from"], False: ["read_blocks", "write_blocks"]}
+
+
 async def test_copies_that_fail(
-    call: str, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, *, can_share: bool
 ) -> None:
     """A copy that raises, at either side, ends its transfer and nothing else."""
     num_calls = 0
@@ -266,7 +296,10 @@ async def test_copies_that_fail(
         num_calls += 1
         raise ValueError("injected fault: no such memory")
 
-    monkeypatch.setattr(FakeBackend, call, failing)
-    for is_ahead in (True, False):
-        await move_once(FaultyNetwork(), is_ahead=is_ahead)
-    assert num_calls
+    for call in CALLS[can_share]:
+        num_calls = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeBackend, call, failing)
+            for is_ahead in (True, False):
+                await move_once(FaultyNetwork(), is_ahead=is_ahead)
+        assert num_calls

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from quipu.actors.engine.peers.peer_link import LoopNetwork, PeerNetwork
+from quipu.actors.engine.peers.named_blocks import HOLD_S
+from quipu.actors.engine.peers.peer_link import Here, LoopLink, LoopNetwork, PeerNetwork
 from quipu.actors.engine.peers.tcp_network import TcpNetwork
-from quipu.actors.engine.peers.unix_link import UnixNetwork
+from quipu.actors.engine.peers.unix_link import UnixLink, UnixNetwork
 from quipu.actors.fleet.processes.link_tls import LinkTls
 from quipu.actors.messages.peers import EndFetch, Peer
 from quipu.kernels.fake import FakeBackend
@@ -25,6 +28,7 @@ HOST = "127.0.0.1"
 NETWORKS: dict[str, Callable[[LinkTls], PeerNetwork]] = {
     "loop": lambda tls: LoopNetwork(),
     "unix": lambda tls: UnixNetwork(),
+    "buffers": lambda tls: UnixNetwork(),
     "tcp": lambda tls: TcpNetwork(HOST, bytes(32)),
     "tls": lambda tls: TcpNetwork(HOST, bytes(32), tls),
 }
@@ -36,7 +40,9 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> LinkTls:
 
 
 @pytest.fixture(params=NETWORKS)
-def network(request: pytest.FixtureRequest, tls: LinkTls) -> PeerNetwork:
+def network(request: pytest.FixtureRequest, tls: LinkTls, monkeypatch: pytest.MonkeyPatch) -> PeerNetwork:
+    if request.param == "buffers":
+        monkeypatch.setattr(UnixLink, "can_share", False)
     return NETWORKS[request.param](tls)
 
 
@@ -166,22 +172,80 @@ async def test_others_do_not_wait_for_a_fetch() -> None:
             decode.check()
 
 
-async def test_overwritten_blocks_confirm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["copy_from", "write_blocks"])
+async def test_overwritten_blocks_confirm_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While fetched blocks are written, the executor has no tag of what was in their places before."""
+    monkeypatch.setattr(LoopLink, "can_share", way == "copy_from")
     confirmed: list[int] = []
     with trio.fail_after(60):
         async with open_sides(2) as (prefill, decode):
             await decode.serve(7, prompt_of(38 * BLOCK, seed=7), max_tokens=1)
             await decode.serve(8, prompt_of(38 * BLOCK, seed=8), max_tokens=1)
             assert not decode.engine.block_manager.pool.num_free - decode.engine.block_manager.pool.num_cached, "full"
-            write, tags = FakeBackend.write_blocks, decode.engine.executor.tags
+            write, tags = getattr(FakeBackend, way), decode.engine.executor.tags
+            num_watched = 0
 
-            def watched(backend: FakeBackend, blocks: Sequence[int], source: memoryview) -> None:
+            def watched(backend: FakeBackend, *arguments: Any) -> None:
+                nonlocal num_watched
+                num_watched += 1
+                blocks: Sequence[int] = arguments[2] if way == "copy_from" else arguments[0]
                 confirmed.extend(block for block in blocks if tags.tag_of(block) is not None)
-                write(backend, blocks, source)
+                write(backend, *arguments)
+                confirmed.extend(block for block in blocks if way == "copy_from" and tags.tag_of(block) is not None)
 
-            monkeypatch.setattr(FakeBackend, "write_blocks", watched)
+            monkeypatch.setattr(FakeBackend, way, watched)
             first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
             rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
             assert rest.admissions[0].by_tier["peer"] == 10 * BLOCK
+            assert num_watched
     assert not confirmed
+
+
+@pytest.mark.parametrize("way", ["copy_from", "read_blocks"])
+@pytest.mark.parametrize("num_spoiled", [0, 1, 4])
+async def test_overwritten_during_the_copy(way: str, num_spoiled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that the prefill side writes to while they are copied are not used, whatever bytes have come."""
+    monkeypatch.setattr(LoopLink, "can_share", way == "copy_from")
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+            copy, spoiled = getattr(FakeBackend, way), [0]
+
+            def overwritten(backend: FakeBackend, *arguments: Any) -> None:
+                sources: Sequence[int] = arguments[1] if way == "copy_from" else arguments[0]
+                source = prefill.engine.executor.backend
+                assert isinstance(source, FakeBackend)
+                for block in sources[len(sources) - num_spoiled :] if num_spoiled else ():
+                    prefill.engine.executor.tags.forget([block])
+                    spoiled.append(block)
+                    for slot in range(block * BLOCK, (block + 1) * BLOCK):
+                        source.blocks.slots[slot] = 77
+                copy(backend, *arguments)
+
+            monkeypatch.setattr(FakeBackend, way, overwritten)
+            rest = await decode.serve(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+            assert first.tokens + rest.tokens == continuation(PROMPT, 6)
+            assert rest.admissions[0].read == (10 - num_spoiled) * BLOCK and len(set(spoiled)) == 1 + num_spoiled
+
+
+async def test_held_for_a_bounded_time(autojump_clock: trio.testing.MockClock) -> None:
+    """Blocks that a peer was told of, and does not copy, are held for two seconds at most, and may be used then."""
+
+    class Stands(LoopLink):
+        async def give_back(self, here: Here) -> None:
+            assert here.blocks
+            await trio.sleep_forever()
+
+    class Standing(LoopNetwork):
+        def make_link(self, *ends: Any) -> LoopLink:
+            return Stands(*ends)
+
+    async with open_sides(2, Standing()) as (prefill, decode):
+        first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+        lending, begun = prefill.engine.block_manager.lending, trio.current_time()
+        await decode.submit(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+        await eventually(lambda: lending.num_blocks > 0, "blocks are held")
+        await eventually(lambda: not lending.num_blocks, "blocks are released", within_s=10)
+        assert HOLD_S - 0.1 <= trio.current_time() - begun < HOLD_S + 1
+        await decode.answers[1].over.wait()
+        assert first.tokens + decode.answers[1].tokens == continuation(PROMPT, 6)

@@ -6,6 +6,8 @@ import fcntl
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from quipu.actors.engine.peers import unix_link
 from quipu.actors.engine.peers.message_frames import MAX_MESSAGE_BYTES
 from quipu.actors.engine.peers.peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage, Want
 from quipu.actors.engine.peers.unix_link import UnixNetwork
+from quipu.kernels.shared_memory import SharedMemory, share_memory
 
 HELLO = Hello("numerics", 3, 4096)
 KEY = bytes(32)
@@ -100,6 +103,69 @@ async def test_blocks_come_through() -> None:
                 client.blocks_of(Here(7, 0, [KEY], 3))
 
 
+def shared_cache(num_bytes: int) -> SharedMemory:
+    shared = share_memory(num_bytes)
+    assert shared is not None
+    return shared
+
+
+async def test_cache_is_seen() -> None:
+    """A client reads what the server has written to its cache, before and afterwards, and cannot write to it."""
+    hello, shared = Hello("numerics", 3, 4096, 3 * 8192), shared_cache(3 * 8192)
+    assert shared.descriptor is not None
+    with trio.fail_after(20):
+        async with connected() as (client, server):
+            shared.memory[:5] = b"first"
+            await server.share_cache(hello, shared.descriptor)
+            assert await client.receive() == hello
+            shared.memory[8192:8196] = b"then"
+            cache = client.cache()
+            assert (len(cache), bytes(cache[:5]), bytes(cache[8192:8196])) == (3 * 8192, b"first", b"then")
+            assert cache.readonly
+            with pytest.raises(LinkLost):
+                server.cache()
+
+
+OWNER = """
+import os, sys, trio
+from quipu.actors.engine.peers.peer_link import Hello
+from quipu.actors.engine.peers.unix_link import UnixNetwork
+from quipu.kernels.shared_memory import share_memory
+
+async def main():
+    listener = UnixNetwork().listen()
+    print(listener.address, flush=True)
+    shared = share_memory(1 << 22)
+    shared.memory[:] = bytes([7]) * (1 << 22)
+    link = await listener.accept()
+    await link.share_cache(Hello("numerics", 3, 4096, 1 << 22), shared.descriptor)
+    await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+async def test_cache_of_an_engine_that_was_killed() -> None:
+    """A cache may be read whose owner was killed, so that whoever reads it just then is not killed, too; then the
+    connection is lost."""
+    with trio.fail_after(60):
+        owner = await trio.lowlevel.open_process([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+        assert owner.stdout is not None
+        try:
+            address = (await owner.stdout.receive_some()).decode().strip()
+            client = await UnixNetwork().connect(address)
+            assert isinstance(await client.receive(), Hello)
+            cache = client.cache()
+            assert bytes(cache[:4096]) == bytes([7]) * 4096
+        finally:
+            owner.kill()
+            await owner.wait()
+        with pytest.raises(LinkLost):
+            await client.receive()
+        assert bytes(cache) == bytes([7]) * (1 << 22), "also what was not touched before"
+        await client.close()
+
+
 async def test_other_end_is_gone() -> None:
     with trio.fail_after(20):
         async with connected() as (client, server):
@@ -137,8 +203,15 @@ async def test_no_message(sent: bytes) -> None:
         (Hello("numerics", 3, -1), 4096, True),
         (Hello("numerics", 1 << 40, 4096), 4096, True),
         (Hello("numerics", 3, 1 << 40), 4096, True),
+        (Hello("numerics", 3, 4096, 1 << 40), 1 << 20, True),
+        (Hello("numerics", 3, 4096, 4096), 4096, False),
+        (Hello("numerics", 3, 4096, -4096), 3 * 4096, True),
+        (Hello("numerics", 3, 4096, 4096), None, True),
     ],
-    ids=["no memory", "can be cut off", "too small", "none", "negative", "too many", "too large"],
+    ids=[
+        *("no memory", "can be cut off", "too small", "none", "negative", "too many", "too large"),
+        *("small cache", "cache can be cut off", "negative cache", "no cache"),
+    ],
 )
 async def test_memory_that_is_not_used(hello: Hello, num_bytes: int | None, *, is_sealed: bool) -> None:
     """Memory that is missing, that could be cut off while it is read, or is not what was announced, is not mapped, and
