@@ -76,7 +76,7 @@ def server_names(folder: Path, main: Main) -> Names:
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events", "replay_endpoint": replay}
     flags = ["--executor", "fake", "--fake-step-seconds", "0", "--log-level", "debug", "--data-dir", str(ledger)]
     flags += ["--num-blocks", "12", "--max-model-len", str(8 * BLOCK), "--kv-events-config", json.dumps(events)]
-    flags += ["--kv-host-memory", "1MiB"]
+    flags += ["--kv-host-memory", "1MiB", "--response-store", "1h"]
     names: Names = {}
     with collecting() as collector, serving(home, *flags, "--otlp-traces-endpoint", collector.url) as server:
         answers = list(_answers(server))
@@ -136,6 +136,7 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
         response = server.post("/v1/cache/lookup", {"url": url, "body": {"model": "demo", **BODIES[url]}})
         assert response.status_code == 200, response.text
         yield "/v1/cache/lookup", response.headers, response.json()
+    yield from _stored(server)
     record = server.complete("A cord.")
     name = "req-" + record.json()["id"].partition("req-")[2]
     found = eventually(lambda: _found(server.get(f"/v1/usage/{name}")), "the record is in the ledger")
@@ -149,6 +150,46 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
         response = server.get(path)
         assert (response.status_code == 404) == path.endswith("nowhere"), response.text
         yield path.partition("?")[0], response.headers, response.json()
+
+
+def _stored(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
+    """Store one object of each kind, and ask for all that there is of it."""
+
+    def ask(method: str, name: str, path: str, body: Any = None) -> tuple[str, httpx.Headers, Any]:
+        response = httpx.request(method, server.url + path, json=body, timeout=PATIENCE_S)
+        assert response.status_code == 200, response.text
+        return f"{method} {name}", response.headers, response.json()
+
+    responses, conversations, chats = "/v1/responses", "/v1/conversations", "/v1/chat/completions"
+    said = {"items": [{"role": "user", "content": "A cord."}], "metadata": {}}
+    one = {"model": "demo", "max_output_tokens": 2, "background": True}
+    created = ask("POST", conversations, conversations, said)
+    yield created
+    conversation = f"{conversations}/{created[2]['id']}"
+    added = ask("POST", f"{conversations}/{{id}}/items", f"{conversation}/items", said)
+    yield added
+    item = f"{conversation}/items/{added[2]['data'][0]['id']}"
+    yield ask("GET", f"{conversations}/{{id}}/items", f"{conversation}/items")
+    yield ask("GET", f"{conversations}/{{id}}/items/{{id}}", item)
+    yield ask("DELETE", f"{conversations}/{{id}}/items/{{id}}", item)
+    yield ask("POST", f"{conversations}/{{id}}", conversation, {"metadata": {}})
+    yield ask("GET", f"{conversations}/{{id}}", conversation)
+    background = ask("POST", responses, responses, one | {"conversation": created[2]["id"]})
+    yield background
+    response = f"{responses}/{background[2]['id']}"
+    eventually(lambda: server.get(response).json()["status"] == "incomplete", "the background response ends")
+    yield ask("POST", f"{responses}/{{id}}/cancel", f"{response}/cancel")
+    yield ask("GET", f"{responses}/{{id}}", response)
+    yield ask("GET", f"{responses}/{{id}}/input_items", f"{response}/input_items")
+    yield ask("DELETE", f"{responses}/{{id}}", response)
+    yield ask("DELETE", f"{conversations}/{{id}}", conversation)
+    kept = {"model": "demo", **CHAT, "max_tokens": 2, "store": True, "metadata": {}}
+    chat = f"{chats}/{ask('POST', chats, chats, kept)[2]['id']}"
+    yield ask("GET", chats, chats)
+    yield ask("GET", f"{chats}/{{id}}", chat)
+    yield ask("GET", f"{chats}/{{id}}/messages", f"{chat}/messages")
+    yield ask("POST", f"{chats}/{{id}}", chat, {"metadata": {}})
+    yield ask("DELETE", f"{chats}/{{id}}", chat)
 
 
 def _found(response: httpx.Response) -> httpx.Response | None:

@@ -15,6 +15,7 @@ from quart_trio import QuartTrio
 from quart_trio.wrappers import TrioRequest
 
 from quipu.actors.request_desk.interface import Desk
+from quipu.actors.response_store.response_store import ResponseStore
 
 from .api.admin.adapter_routes import install_adapter_routes
 from .api.admin.engines import install_engines
@@ -31,9 +32,14 @@ from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
 from .api.cache.tree import install_cache_tree
 from .api.models import install_models
+from .api.openai.background_runs import BackgroundRuns
+from .api.openai.conversation_routes import install_conversations
 from .api.openai.pooled_routes import install_pooled
-from .api.openai.responses_routes import install_responses
+from .api.openai.responses_routes import ResponseReader, install_responses
 from .api.openai.routes import install_openai
+from .api.openai.store_door import StoreDoor
+from .api.openai.stored_chats import install_stored_chats
+from .api.openai.stored_response_routes import install_stored_responses
 from .api.openai.tokenize import install_tokenize
 from .api.openapi.document_route import install_document
 from .auth.auth import install_auth
@@ -80,10 +86,12 @@ def make_app(
     tracer: Tracer | None = None,
     usage: UsageSource | None = None,
     prices: PriceList | None = None,
+    store: ResponseStore | None = None,
 ) -> QuipuApp:
     """Return the application that serves `desk` to holders of one of `keys`, or to everybody if there are none.
 
-    Without a `usage` source there are no usage reports, and without `prices` they show no cost.
+    Without a `usage` source there are no usage reports, without `prices` they show no cost, and without a `store` no
+    response is stored.
     """
     options = options or AppOptions()
     keys = KeyStore() if keys is None else keys
@@ -100,9 +108,11 @@ def make_app(
     # Authentication comes before every hook that reads or opens something.
     install_auth(app, keys, options.domain, open_admin=options.open_admin)
     install_error_handlers(app)
-    install_openai(app, desk, options)
+    door = None if store is None else StoreDoor(store)
+    install_openai(app, desk, options, door)
+    install_responses_api(app, desk, options, door)
+    install_stored_chats(app, door)
     install_tokenize(app, desk, options)
-    install_responses(app, desk, options)
     install_pooled(app, desk, options)
     install_anthropic(app, desk, options)
     install_lookup(app, desk, options)
@@ -122,6 +132,16 @@ def make_app(
         install_ui(app, keys, usage, prices, open_admin=options.open_admin)
     install_document(app)
     return app
+
+
+def install_responses_api(app: QuipuApp, desk: Desk, options: AppOptions, door: StoreDoor | None) -> None:
+    """Register everything below `/v1/responses` and `/v1/conversations`."""
+    runs = BackgroundRuns(0 if door is None else door.store.config.max_background)
+    if door is not None:
+        door.store.num_running = runs.__len__
+    install_responses(app, desk, options, ResponseReader(door, runs))
+    install_stored_responses(app, options, door, runs)
+    install_conversations(app, door)
 
 
 def install_reserved_connections(app: QuipuApp) -> None:

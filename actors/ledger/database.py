@@ -8,8 +8,6 @@ schema newer than this code is refused; no password appears in a message.
 
 from __future__ import annotations
 
-import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +15,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from ..shared.private_files import make_private_database
 from .entries import Entry, EntryKind
 from .fields import with_defaults
 from .retries import FirstRequest, TenantKeys
@@ -30,11 +29,6 @@ SQLITE_LOCK_S: Final = 30.0
 """How long to wait for another process that is writing."""
 _MIGRATION_LOCK: Final = 0x71756970
 """Key of PostgreSQL's advisory lock, so that of servers that start together only one migrates."""
-
-
-PRIVATE: Final = 0o600
-"""The mode of a ledger's files, whatever the umask and whichever version made them."""
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class LedgerError(Exception):
@@ -114,7 +108,7 @@ def _make_sqlite(url: sa.URL, *, durable: bool, reads_only: bool) -> sa.Engine:
     def keep_private(*_: object) -> None:
         if is_file and not reads_only:
             with suppress(OSError):  # SQLite will report what is wrong with the file
-                _make_private_database(Path(str(url.database)))
+                make_private_database(Path(str(url.database)))
 
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _: object) -> None:
@@ -129,33 +123,6 @@ def _make_sqlite(url: sa.URL, *, durable: bool, reads_only: bool) -> sa.Engine:
         connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
     return engine
-
-
-def make_private(path: Path) -> None:
-    """Let only the owner read a file of ours, if it exists. Another user's file is not touched. Raises OSError."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return
-    is_ours = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode)
-    if is_ours and found.st_mode & _OTHERS:
-        path.chmod(PRIVATE)
-
-
-def _make_private_database(path: Path) -> None:
-    """Make an empty SQLite file unless it exists, and make it and the files beside it private. Raises OSError.
-
-    An existing database is not opened, since closing any descriptor of it would drop SQLite's locks. Files that SQLite
-    makes beside a database later get the database's mode.
-    """
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
-    except FileExistsError:
-        make_private(path)
-    else:
-        path.chmod(PRIVATE)  # the umask may have removed the owner's own permissions
-    for ending in ("-wal", "-shm", "-journal"):
-        make_private(path.with_name(path.name + ending))
 
 
 def migrate(engine: sa.Engine) -> None:

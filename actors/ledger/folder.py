@@ -21,7 +21,8 @@ from typing import Final
 import attrs
 import msgspec
 
-from .database import PRIVATE, SQLITE_NAME, LedgerError, make_private, redacted, sqlite_url
+from ..shared.private_files import PRIVATE, make_private
+from .database import SQLITE_NAME, LedgerError, redacted, sqlite_url
 
 FOLDER: Final = "ledger"
 _ABOUT: Final = "ledger.json"

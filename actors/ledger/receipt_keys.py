@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import orjson
 
-from .database import PRIVATE, LedgerError, make_private
+from ..shared.private_files import PRIVATE, make_private
+from .database import LedgerError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -19,7 +19,8 @@ import attrs
 import msgspec
 import sqlalchemy as sa
 
-from .database import PRIVATE, LedgerError
+from ..shared.private_files import PRIVATE
+from .database import LedgerError
 from .fields import restore
 from .reading import LedgerRecord, located
 from .schema import marks, records

@@ -11,7 +11,7 @@ ticket.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,7 +29,6 @@ from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
 from ..http import sse
-from ..http.turns import take_slice, turn
 from ..http.unread_limit import unread_limit_of_run
 from ..options import AppOptions
 from ..request.errors import raise_error_of
@@ -41,10 +40,9 @@ from .fields import parse_object
 from .generation import GenerationRequest, check_priority, check_task, visible_to
 from .ignored_fields import IgnoredNames, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
+from .keeping import Keeper, KeptStream
 from .stream import Stream, StreamWriter, Transcript
-
-MAX_MADE_BYTES = 1 << 16
-"""Bytes of a large response that are made before it is sent."""
+from .whole_response import whole_response
 
 
 class Reply(ABC):
@@ -58,6 +56,8 @@ class Reply(ABC):
         self.answer_id = answer_id
         """In its API."""
         self.ignored = IgnoredNames()
+        self.keeper: Keeper | None = None
+        """Stores the answer, if the client wants that."""
 
     @abstractmethod
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
@@ -74,6 +74,8 @@ class ParsedRequest:
     request_id: str
     info: ServingInfo
     options: AppOptions
+    grow: Callable[[int], object] = lambda num_bytes: None
+    """Takes more of the memory for bodies. Raises APIError."""
 
 
 @attrs.frozen
@@ -125,14 +127,20 @@ async def answer(
             context.scope.on_close(placement.on_routed)
             if placement.is_passed_on:
                 return await pass_on(received, placement)
-    reply = await read_reply(endpoint, read, received.body, desk, options)
+    reply = await read_reply(endpoint, read, received.body, desk, options, share.grow)
     adapter, own = reply.wanted.adapter or None, desk.info.model_names[0]
     model = str(received.body.get("model") or own)
     caller = await caller_of(context, data, model, adapter, None if adapter is None else own)
     encode = reply.wanted.encode(context.request_id, caller.tenant)
     reply.wanted = reply.wanted.without_prompts()
     del data, received
-    ticket = open_request(encode, endpoint, caller, desk, options, _traced(context, reply))
+    traced, keeper = _traced(context, reply), reply.keeper
+    if keeper is not None:
+        context.scope.on_close(keeper.drop)
+        await keeper.begin()
+        if keeper.is_background:
+            return await keeper.run_apart(partial(open_request, encode, endpoint, caller, desk, options, traced))
+    ticket = open_request(encode, endpoint, caller, desk, options, traced, context)
     del encode  # only its prompts are kept, once and until they are encoded
     ticket.when_encoded(share.release)
     context.ignored_fields = lambda: reply.ignored.header(ticket.dropped)
@@ -144,12 +152,19 @@ async def answer(
     return await _answer_whole(reply, ticket.mailbox, context)
 
 
-async def read_reply(endpoint: str, read: Reader, body: dict[str, Any], desk: Desk, options: AppOptions) -> Reply:
+async def read_reply(
+    endpoint: str,
+    read: Reader,
+    body: dict[str, Any],
+    desk: Desk,
+    options: AppOptions,
+    grow: Callable[[int], object] = lambda num_bytes: None,
+) -> Reply:
     """Read the body of the current request as an endpoint does. Raises APIError."""
     context = current_request_context()
     info = visible_to(context.principal, desk.info)
     check_task(endpoint, info)
-    reply = await read(ParsedRequest(body, context.request_id, info, options))
+    reply = await read(ParsedRequest(body, context.request_id, info, options, grow))
     reply.wanted = with_adapter(reply.wanted, info)
     reply.ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
     context.ignored_fields = reply.ignored.header
@@ -164,10 +179,15 @@ def with_adapter(wanted: GenerationRequest, info: ServingInfo) -> GenerationRequ
 
 
 def open_request(
-    request: Encode | Forward, endpoint: str, caller: Caller, desk: Desk, options: AppOptions, traced: TracedRequest
+    request: Encode | Forward,
+    endpoint: str,
+    caller: Caller,
+    desk: Desk,
+    options: AppOptions,
+    traced: TracedRequest,
+    context: RequestContext,
 ) -> Ticket:
-    """Open the current request, which its scope leaves, and which ends at its deadline. Raises DeskClosed."""
-    context = current_request_context()
+    """Open a request, which the scope of its context leaves, and which ends at its deadline. Raises DeskClosed."""
     ticket = desk.open(request, endpoint, caller)
     context.scope.on_close(ticket.leave)
     context.mailbox = ticket.mailbox
@@ -202,34 +222,9 @@ async def _answer_whole(reply: Reply, mailbox: Mailbox, context: RequestContext)
     mailbox.attach(transcript.consume)
     closed = await transcript.wait_closed()
     raise_error_of(closed)
+    if reply.keeper is not None:
+        await reply.keeper.end(transcript, closed)
     return await whole_response(reply.pieces(transcript, closed.record))
-
-
-async def whole_response(pieces: Iterator[bytes]) -> Response:
-    """Return a response with a length, or one that is made while its client reads it if it is large."""
-    begun: list[bytes] = []
-    num_bytes = 0
-    while num_bytes < MAX_MADE_BYTES:
-        async with turn():
-            data = take_slice(pieces, MAX_MADE_BYTES - num_bytes)
-        if not data:
-            return Response(b"".join(begun), content_type="application/json")
-        begun.append(data)
-        num_bytes += len(data)
-    response = Response(_rest(begun, pieces), content_type="application/json")
-    response.timeout = None
-    return response
-
-
-async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    yield b"".join(begun)
-    begun.clear()
-    while True:
-        async with turn():
-            data = take_slice(pieces, MAX_MADE_BYTES)
-        if not data:
-            return
-        yield data
 
 
 async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext, options: AppOptions) -> Response:
@@ -249,7 +244,7 @@ async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext
     if first is None:
         sink.push(reply.heartbeat)
     writer = start.writer = reply.writer(Stream(sink, context.tally, context.log))
-    mailbox.attach(writer.consume)
+    mailbox.attach(writer.consume if reply.keeper is None else KeptStream(writer, reply.keeper).consume)
     return stream_response(sink, reply.heartbeat, context, options)
 
 

@@ -103,6 +103,19 @@ RESPONSE_ITEM = union(
     also=("action", "encrypted_content", "id", "phase", "status", "tools"),
     name="ResponseItem",
 )
+CONVERSATION_ID: Schema = {
+    "anyOf": [{"type": "string"}, {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}]
+}
+CONVERSATION = shape(required("id"))
+MAX_ADDED = 20
+"""Items that are added to a conversation at once, as in OpenAI's API."""
+_METADATA = BodyField(name="metadata", schema=RESPONSE_METADATA)
+NEW_CONVERSATION = shape(objects("items", RESPONSE_ITEM), _METADATA, name="NewConversation")
+MORE_ITEMS = shape(objects("items", RESPONSE_ITEM, is_required=True, min_items=1), name="ConversationItems")
+NEW_METADATA = shape(
+    BodyField(name="metadata", schema=RESPONSE_METADATA, is_required=True),
+    name="NewMetadata",
+)
 REASONING = shape(
     choice("effort", *EFFORTS),
     choice("generate_summary", *_SUMMARIES),

@@ -21,8 +21,9 @@ from .body_field import BodyField, Schema, Shape
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 EVENTS: Final = "text/event-stream"
-GENERATION, POOLING, MODELS, CACHE, USAGE, OPERATORS, PAGES = (
+GENERATION, STORED, POOLING, MODELS, CACHE, USAGE, OPERATORS, PAGES = (
     "Generation",
+    "Stored",
     "Embeddings and scores",
     "Models",
     "Cache",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import trio
@@ -23,7 +23,6 @@ from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText
 
-from ..http.sse import Sink
 from ..request.errors import APIError, internal
 from ..request.tally import Tally
 from ..telemetry.logs import frames_of
@@ -107,9 +106,21 @@ class Transcript:
         return self._of_prompts.get(index) or OfPrompt()
 
 
+class EventSink(Protocol):
+    """Where the chunks of a stream go: a `Sink`, or a log of events that several clients read."""
+
+    finished: bool
+
+    def push(self, data: bytes) -> None: ...
+
+    def push_slowly(self, chunks: Iterator[bytes]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 @attrs.frozen
 class Stream:
-    sink: Sink
+    sink: EventSink
     tally: Tally
     log: Any
 

@@ -28,6 +28,8 @@ from quipu.actors.ledger.service import LedgerConfig, LedgerGauges, open_ledger
 from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.request_desk.health import Health
 from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.response_store.response_store import StoreConfig, StoreGauges, open_store_if
+from quipu.actors.response_store.stored import StoreError
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.threads import outlive_shortages
@@ -48,6 +50,7 @@ from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer,
 from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
+from .response_flags import store_config, store_settings
 from .self_check import SelfCheckedApp
 from .service_manager import POLL_S, find_manager, notify
 from .settings import resolve_config
@@ -83,18 +86,23 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         keys = key_store(arguments, os.environ)
         ledger = ledger_config(arguments, os.environ)
         tracing = tracing_config(arguments.otlp_traces_endpoint, os.environ)
+        stored = store_config(arguments)
         prices = None if arguments.prices is None else read_prices(arguments.prices)
         config, info = resolve_config(arguments, read_upstreams(arguments, os.environ))
         raise_file_limit()
         files_each = 2 if config.upstreams else 1  # a request that is passed on has a connection to its upstream, too
         max_connections = arguments.max_connections or default_max_connections(files_each)
-        resolved = ledger_settings(ledger) | {
-            "max_connections": max_connections,
-            "open_admin": arguments.open_admin,
-            "serves_ui": not arguments.no_ui,
-            "allowed_hosts": sorted(arguments.allowed_hosts),
-            "allowed_origins": sorted(arguments.allowed_origins),
-        }
+        resolved = (
+            ledger_settings(ledger)
+            | store_settings(arguments)
+            | {
+                "max_connections": max_connections,
+                "open_admin": arguments.open_admin,
+                "serves_ui": not arguments.no_ui,
+                "allowed_hosts": sorted(arguments.allowed_hosts),
+                "allowed_origins": sorted(arguments.allowed_origins),
+            }
+        )
         info = attrs.evolve(info, settings=info.settings | resolved)
     except (CheckpointError, KeyFileError, LedgerError, PriceError, TracingError, UpstreamError) as error:
         log_writer.say(str(error))
@@ -104,8 +112,8 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
     server = ServerConfig(graceful_timeout_s=CLOSING_S, max_connections=max_connections)
     failure: str | None = None
     try:
-        trio.run(run_server, arguments, config, info, server, keys, ledger, tracing, prices, log_writer)
-    except* (EngineRefusal, ActorGivenUp, CheckpointError, LedgerError, TracingError) as group:
+        trio.run(run_server, arguments, config, info, server, keys, ledger, tracing, prices, stored, log_writer)
+    except* (EngineRefusal, ActorGivenUp, CheckpointError, LedgerError, StoreError, TracingError) as group:
         failure = str(first_leaf(group))
     except* EngineGivenUp as group:
         failure = f"the engine is given up: {first_leaf(group)}"
@@ -158,9 +166,10 @@ async def run_server(
     ledger_config: LedgerConfig,
     tracing: TracingConfig | None,
     prices: PriceList | None,
+    stored: StoreConfig | None,
     log_writer: LogWriter,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Raises EngineGivenUp, LedgerError and TracingError."""
+    """Serve until SIGTERM or SIGINT, then drain. Raises EngineGivenUp, LedgerError, StoreError and TracingError."""
     manager = find_manager(os.environ)
     options = app_options(arguments, keys)
     async with trio.open_nursery() as watching:
@@ -169,16 +178,19 @@ async def run_server(
             open_ledger(ledger_config) as ledger,
             open_tracer(tracing) as tracer,
             open_usage(ledger_config.data_dir, ledger_config.url) as usage,
+            open_store_if(stored) as store,
             split(config, info, ledger.journal) as runtime,
         ):
             runtime.metrics.registry.register(LedgerGauges(ledger))
             tracer.count_in(runtime.metrics.registry)
+            if store is not None:
+                runtime.metrics.registry.register(StoreGauges(store))
             logs.count_in(runtime.metrics.registry, log_writer)
             ledger.counters = lambda: parse_metrics(runtime.metrics.render().decode())
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
             async with trio.open_nursery() as serving:
-                whole_app = make_app(runtime.desk, options, keys, tracer, usage=usage, prices=prices)
+                whole_app = make_app(runtime.desk, options, keys, tracer, usage=usage, prices=prices, store=store)
                 app = SelfCheckedApp(whole_app, runtime.desk)
                 drain = partial(_drain, runtime.desk, stopping, arguments.shutdown_timeout)
                 addresses: list[Address] = await serving.start(

@@ -80,6 +80,10 @@ class RequestContext:
     def principal(self, principal: Principal) -> None:
         self._principal = principal
 
+    def detached(self, scope: RequestScope) -> RequestContext:
+        """Return the context of what this request has begun and does not wait for, in a scope of its own."""
+        return attrs.evolve(self, scope=scope, connection=None, tally=Tally(), is_generation=True)
+
     def cut(self) -> None:
         """End the request of a client that does not read. May be called from any task."""
         if self.connection is not None:

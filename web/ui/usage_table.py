@@ -23,9 +23,9 @@ from ..api.admin.prices import PriceList
 from ..api.admin.usage_buckets import WIDTHS
 from ..api.admin.usage_report import COUNTED
 from ..api.admin.usage_source import UsageSource
-from ..api.answer import whole_response
 from ..api.operation import route
 from ..api.query import Parameters
+from ..api.whole_response import whole_response
 from ..request.errors import bad_value
 from ..request.request_context import current_request_context
 from .page_schemas import FORMATS, USAGE_TABLE

@@ -22,7 +22,7 @@ from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, 
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
-from quipu.web.api.answer import Reader, whole_response
+from quipu.web.api.answer import Reader
 from quipu.web.api.anthropic.routes import read_message
 from quipu.web.api.content import MAX_LOOSE_PIECES
 from quipu.web.api.openai.logprobs import MAX_ENTRIES
@@ -30,6 +30,7 @@ from quipu.web.api.openai.responses_items import OutputItems
 from quipu.web.api.openai.responses_routes import read as read_response
 from quipu.web.api.openai.routes import read_chat
 from quipu.web.api.stream import Stream, Transcript
+from quipu.web.api.whole_response import whole_response
 from quipu.web.app import make_app
 from quipu.web.http import turns
 from quipu.web.http.sse import Sink

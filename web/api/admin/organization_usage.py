@@ -27,10 +27,10 @@ from quipu.actors.ledger.reading import Query
 
 from ...request.errors import bad_value
 from ...request.request_context import current_request_context
-from ..answer import whole_response
 from ..fields import missing
 from ..operation import route
 from ..query import Parameters
+from ..whole_response import whole_response
 from .report_schemas import ANTHROPIC_USAGE_REPORT, OPENAI_USAGE_REPORT, SAME_FILTERS
 from .usage_buckets import DEFAULT_WIDTH, WIDTHS, BucketWidth, Range
 from .usage_report import COUNTED, RETRIES, AnthropicReport, OpenAIReport, UsageReport

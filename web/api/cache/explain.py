@@ -19,8 +19,8 @@ from ...http.turns import FairTurns, TooManyWaiting, turn
 from ...request.errors import not_found, unavailable
 from ...request.request_context import current_request_context
 from ..admin.usage_source import UsageSource, find_record
-from ..answer import whole_response
 from ..operation import route
+from ..whole_response import whole_response
 from .cache_schemas import EXPLAIN
 from .explanation_json import Reader, explanation_pieces
 

@@ -29,7 +29,7 @@ from quipu.actors.tokenizer.message_spans import span_at
 from ...options import AppOptions
 from ...request.errors import bad_value, unknown_parameter
 from ...request.request_context import current_request_context
-from ..answer import Reader, read_reply, whole_response
+from ..answer import Reader, read_reply
 from ..anthropic.routes import read_message
 from ..bodies import take_body
 from ..fields import Fields, missing, parse_object, read_boolean, wrong_type
@@ -38,6 +38,7 @@ from ..openai.responses_routes import read as read_response
 from ..openai.routes import read_chat, read_completion
 from ..operation import route
 from ..usage import all_tiers, miss_for_client
+from ..whole_response import whole_response
 from .cache_schemas import LOOKED_UP, LOOKUP, PREFETCH
 
 ENDPOINT = "/v1/cache/lookup"

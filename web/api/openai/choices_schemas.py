@@ -121,18 +121,19 @@ COMPLETION = Operation(
         _ERROR_EVENT,
     ),
 )
+CHAT_OBJECT = Named(
+    "ChatCompletion",
+    record(
+        {**_envelope("chat.completion", _CHAT_CHOICE), "usage": OPENAI_USAGE},
+        {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _IDS, "metadata": by_name(TEXT_VALUE)},
+    ),
+)
 CHAT_COMPLETION = Operation(
     summary="Answer a chat",
     tag=GENERATION,
     help="With `stream`, the answer comes as events, the last of which is `[DONE]`.",
     body=SHAPES[declarations.CHAT],
-    answer=Named(
-        "ChatCompletion",
-        record(
-            {**_envelope("chat.completion", _CHAT_CHOICE), "usage": OPENAI_USAGE},
-            {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _IDS},
-        ),
-    ),
+    answer=CHAT_OBJECT,
     events=either(
         Named(
             "ChatCompletionChunk",

@@ -23,7 +23,7 @@ from quipu.actors.messages.upstream import Forward, UpstreamRefusal
 from quipu.actors.request_desk.interface import Desk, Placement, ServingInfo
 
 from ...auth.caller import caller_of
-from ...http.sse import DONE, PING
+from ...http.sse import DONE, PING, Sink
 from ...options import AppOptions
 from ...request.errors import APIError, error_of, raise_error_of
 from ...request.request_context import current_request_context, note_error
@@ -68,8 +68,9 @@ class ForwardedRoute:
             forward = attrs.evolve(forward, prompts=prompts)
         is_stream = forward.is_stream
         traced = attrs.evolve(context.traced, model=forward.model, is_streamed=is_stream)
-        ticket = open_request(forward, self.endpoint, caller, desk, options, traced)
-        outlet = PassedOn(Stream(open_sink(context, options), context.tally, context.log), placement)
+        ticket = open_request(forward, self.endpoint, caller, desk, options, traced, context)
+        sink = open_sink(context, options)
+        outlet = PassedOn(Stream(sink, context.tally, context.log), sink, placement)
         ticket.mailbox.attach(outlet.consume)
         context.scope.start_soon(ticket.pass_on, outlet)
         del forward, received, body, data
@@ -143,9 +144,10 @@ def refused(refusal: UpstreamRefusal) -> Response:
 class PassedOn(StreamWriter):
     """Takes an upstream's answer and, at the end, the request's record. Implements `ForwardOutlet`."""
 
-    def __init__(self, stream: Stream, placement: Placement | None) -> None:
+    def __init__(self, stream: Stream, sink: Sink, placement: Placement | None) -> None:
+        """`sink`: that of the stream."""
         super().__init__(stream)
-        self.sink = stream.sink
+        self.sink = sink
         self._placement = placement
         self.begun = trio.Event()
         """Set when a stream begins, or the request has ended before one began."""

@@ -40,6 +40,9 @@ class CacheWishes:
     unused: tuple[str, ...]
 
 
+NO_WISHES = CacheWishes(prewarm=False, is_explicit=False, ttl=None, named=(), unused=())
+
+
 def read_cache_wishes(fields: Fields) -> CacheWishes:
     """Read the fields of the request itself. Raises APIError."""
     options = fields.fields(OPTIONS)

@@ -1,7 +1,7 @@
 """`POST /v1/responses`: its body.
 
-Nothing is stored, so fields that refer to an earlier response are refused by name, as are fields that would change the
-response and are not implemented (`../body_table.py`).
+Fields that would change the response and are not implemented are refused by name (`../body_table.py`), and so are those
+that refer to what is stored if nothing is (`response_state.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value, unsupported_value
 from ..declared_body import Body
-from ..fields import Fields, wrong_type
+from ..fields import wrong_type
 from ..forced_calls import read_calls_grammar
 from ..generation import GenerationRequest, TokenLimit, read_model
 from ..item_shapes import MAX_INCLUDED
@@ -26,6 +26,7 @@ from ..pace import Pace
 from ..request_reader import read_delivery, read_request, unused_verbosity
 from ..template_fields import Thinking, read_switch_and_budget, read_template_kwargs
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
+from .response_state import NO_STATE, ResponseState
 from .responses_echo import read_echo
 from .responses_input import read_input
 from .responses_tools import ResponseTools
@@ -41,13 +42,15 @@ class ResponseRequest:
     """Fields of the request that every version of the response object repeats."""
 
 
-async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> ResponseRequest:
-    """Check a body. Raises APIError."""
+async def read_response(
+    body: dict[str, Any], info: ServingInfo, max_sequences: int, state: ResponseState = NO_STATE
+) -> ResponseRequest:
+    """Check a body, of which `state` says what it continues. Raises APIError."""
     fields = Body(body, RESPONSES)
     model = read_model(fields, info)
     fields.refuse_unknown()
     fields.refuse_unsupported()
-    _check_included(fields)
+    check_included(fields.get("include"))
     limit = TokenLimit(fields.integer("max_output_tokens"), "max_output_tokens")
     thinking = Thinking(info.output)
     thinking.read_effort(fields.fields("reasoning"), "effort")
@@ -58,7 +61,7 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
-        read = await read_input(fields, tools, breakpoints, pace)
+        read = await read_input(fields, tools, breakpoints, pace, state)
         choice = await read_tool_choice(fields, pace)
         one_call = choice.one_call or not several
         answer = await read_format(fields.fields("text"), "format", None, pace)
@@ -84,13 +87,12 @@ async def read_response(body: dict[str, Any], info: ServingInfo, max_sequences: 
     )
     if wishes.prewarm:
         wanted = wanted.prewarmed(PREWARM)
-    fields.flag("store")  # checked, although nothing is stored
     wanted = attrs.evolve(wanted, delivery=read_delivery(fields))
-    return ResponseRequest(wanted, read_echo(fields, wanted))
+    return ResponseRequest(wanted, read_echo(fields, wanted, state))
 
 
-def _check_included(fields: Fields) -> None:
-    include = fields.get("include")
+def check_included(include: Any) -> None:
+    """Raise APIError unless this is None or a list of what may be included."""
     if type(include) is list and len(include) > MAX_INCLUDED:
         raise bad_value("include", f"must have at most {MAX_INCLUDED} entries")
     if include is not None and (type(include) is not list or any(type(item) is not str for item in include)):

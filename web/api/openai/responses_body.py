@@ -64,14 +64,22 @@ class ResponseVersions:
 
     def failed(self, error: APIError, known: UsageRecord | Tally) -> dict[str, Any]:
         """Return the last version of a failed response."""
-        if isinstance(known, Tally):
-            usage = tallied_usage(known, with_tiers=False)
-        else:
-            usage = openai_usage(known, with_tiers=False)
         # The client's types have a fixed list of codes that lacks ours.
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
         told = {"code": code, "message": error.message, "type": error.error_type, "param": error.param}
-        return self.body("failed", usage=None if usage is None else response_usage(usage), error=told)
+        return self.body("failed", usage=_known_usage(known), error=told)
+
+    def cancelled(self, record: UsageRecord) -> dict[str, Any]:
+        """Return the last version of a response that its client has cancelled."""
+        return self.body("cancelled", usage=_known_usage(record))
+
+
+def _known_usage(known: UsageRecord | Tally) -> dict[str, Any] | None:
+    if isinstance(known, Tally):
+        usage = tallied_usage(known, with_tiers=False)
+    else:
+        usage = openai_usage(known, with_tiers=False)
+    return None if usage is None else response_usage(usage)
 
 
 def with_items(body: dict[str, Any], items: Iterable[dict[str, Any]]) -> Iterator[bytes]:

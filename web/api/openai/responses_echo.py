@@ -14,6 +14,7 @@ from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
 from ..generation import GenerationRequest
 from ..item_shapes import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
+from .response_state import ResponseState
 
 MAX_ECHOED = 1 << 16
 """Characters of `tools`, and of `tool_choice`, that a response repeats; what is beyond them is left out."""
@@ -24,26 +25,27 @@ _TEXTS = ("prompt_cache_key", "safety_identifier", "user")
 _FUNCTION_FIELDS = ("type", "name", "description", "parameters", "strict")
 
 
-def read_echo(fields: Fields, wanted: GenerationRequest) -> Mapping[str, Any]:
+def read_echo(fields: Fields, wanted: GenerationRequest, state: ResponseState) -> Mapping[str, Any]:
     """Return what a response repeats. Raises APIError for fields that are read nowhere else."""
     choice = fields.get("tool_choice")
     fields.optional_text("service_tier")  # checked, although there is only one
     rules = wanted.sampling.rules or LogitRules()
     return {
-        "background": False,
+        "background": state.is_background,
+        **({} if state.conversation is None else {"conversation": {"id": state.conversation}}),
         "frequency_penalty": rules.frequency_penalty,
         "instructions": fields.get("instructions"),
         "max_output_tokens": wanted.max_tokens,
         "max_tool_calls": fields.integer("max_tool_calls"),
-        "metadata": _read_metadata(fields),
+        "metadata": read_metadata(fields),
         "model": wanted.model,
         "parallel_tool_calls": fields.flag("parallel_tool_calls"),
         "presence_penalty": rules.presence_penalty,
-        "previous_response_id": None,
+        "previous_response_id": state.previous,
         **{name: fields.optional_text(name) for name in _TEXTS},
         "reasoning": _read_reasoning(fields.fields("reasoning")),
         "service_tier": "default",
-        "store": False,
+        "store": state.is_stored,
         "temperature": wanted.sampling.temperature,
         "text": {"format": _read_format(fields.fields("text"))},
         "tool_choice": next(iter(_small([choice])), "auto") if choice else "auto",
@@ -72,7 +74,8 @@ def _read_format(text: Fields) -> Mapping[str, Any]:
     return told
 
 
-def _read_metadata(fields: Fields) -> Mapping[str, str]:
+def read_metadata(fields: Fields) -> Mapping[str, str]:
+    """Return `metadata`, empty if absent. Raises APIError."""
     value = fields.get("metadata")
     if value is None:
         return {}

@@ -11,13 +11,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from quipu.actors.config.declarations import RESPONSES
 from quipu.actors.messages.prompts import ChatPart
 
+from ..body_table import SHAPES
 from ..fields import Fields, missing, unsupported_type, wrong_type
 from ..item_shapes import SKIPPED
 from ..pace import Pace
 from .chat_messages import ReadMessages, TextParts, read_arguments, read_parts
-from .prompt_cache import PartBreakpoints
+from .prompt_cache import NO_WISHES, PartBreakpoints
+from .response_state import NO_STATE, ResponseState
 from .responses_tools import ResponseTools
 from .tool_choice import read_flat_name
 
@@ -30,18 +33,26 @@ _REASONING_PARTS = {"content": ("reasoning_text", "text"), "summary": ("summary_
 Message = dict[str, Any]
 
 
-async def read_input(fields: Fields, tools: ResponseTools, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
-    """Return the messages of `instructions` and `input`. Raises APIError.
+async def read_input(
+    fields: Fields, tools: ResponseTools, breakpoints: PartBreakpoints, pace: Pace, state: ResponseState = NO_STATE
+) -> ReadMessages:
+    """Return the messages of `instructions`, of what the response continues, and of `input`. Raises APIError.
 
     Tools and items that are skipped are added to `tools`, and breakpoints to `breakpoints`.
     """
     instructions = fields.optional_text("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
     reader = _Reader(system, tools, breakpoints, pace)
+    if state.context:
+        earlier = Fields({"input": state.context}, state.param, SHAPES[RESPONSES])
+        for item in earlier.objects("input", "a list of items", pace.check_messages):
+            await reader.read(item)
     items = fields.get("input")
-    if items is None:
+    if items is None and not state.context:
         raise missing("input")
-    if type(items) is str:
+    if items is None:
+        pass
+    elif type(items) is str:
         reader.messages.append({"role": "user", "content": items})
         reader.end_parts("user", TextParts(items))
     else:
@@ -51,6 +62,13 @@ async def read_input(fields: Fields, tools: ResponseTools, breakpoints: PartBrea
     if len(reader.messages) == len(system):
         reader.messages.append({"role": "user", "content": ""})  # agents send an empty input to see who answers
     return ReadMessages(tuple(reader.messages), tuple(reader.parts))
+
+
+async def check_items(fields: Fields, name: str, pace: Pace) -> None:
+    """Check a list of items that a response may continue later. Raises APIError."""
+    reader = _Reader([], ResponseTools(pace), PartBreakpoints(NO_WISHES), pace)
+    for item in fields.objects(name, "a list of items", pace.check_messages):
+        await reader.read(item)
 
 
 class _Reader:

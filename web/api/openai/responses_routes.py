@@ -1,68 +1,72 @@
-"""The routes of `/v1/responses`, and of `/v1/responses/input_tokens`. Registered by `install_responses`.
+"""`POST /v1/responses` and `/v1/responses/input_tokens`. Registered by `install_responses`.
 
-Responses are not stored: the routes for an earlier one answer with an error that says so.
+`stored_response_routes.py` has the routes for responses that are stored.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from typing import Any
 
+import attrs
 from quart import Response
 from quart_trio import QuartTrio
 
 from quipu.actors.config.declarations import RESPONSES
-from quipu.actors.messages.outcomes import FinishReason
-from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk
 
 from ...options import AppOptions
-from ...request.errors import not_found
 from ...request.request_context import current_request_context
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..counting import CountedPrompt, count_tokens
+from ..declared_body import Body
 from ..generation import visible_to
 from ..operation import route
-from ..stream import Stream, Transcript
-from .responses import ResponseRequest, read_response
-from .responses_body import ResponseVersions, with_items
-from .responses_items import OutputItems
-from .responses_schemas import COUNT, NOT_STORED, RESPONSE
-from .responses_stream import ResponseWriter
+from ..pace import Pace
+from .background_runs import BackgroundRuns
+from .response_keeper import ResponseKeeper
+from .response_state import read_state
+from .responses import read_response
+from .responses_reply import ResponseReply
+from .responses_schemas import COUNT, RESPONSE
+from .store_door import StoreDoor
+from .stored_items import input_items
 
 COUNT_ENDPOINT = f"{RESPONSES}/input_tokens"
 
 
-class ResponseReply(Reply):
-    def __init__(self, asked_for: ResponseRequest, call_ids: CallIds) -> None:
-        super().__init__(asked_for.wanted, f"resp_{call_ids.request_id}")
-        self._created_at = int(time.time())
-        self._echo = asked_for.echo
-        self._call_ids = call_ids
+@attrs.frozen
+class ResponseReader:
+    """Reads bodies of responses, and what they continue."""
 
-    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH and not self.wanted.is_prewarm
-        output = self._items().output(transcript.content(0), is_whole=not is_cut)
-        return with_items(self._versions().served(record, is_cut=is_cut), () if self.wanted.is_prewarm else output)
+    door: StoreDoor | None = None
+    """None: nothing is stored."""
+    runs: BackgroundRuns = attrs.field(factory=lambda: BackgroundRuns(0))
 
-    def writer(self, stream: Stream) -> ResponseWriter:
-        return ResponseWriter(stream, self._versions(), self._items())
+    async def read(self, parsed: ParsedRequest) -> Reply:
+        """Return the reply to a body. Raises APIError."""
+        call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
+        fields, options = Body(parsed.body, RESPONSES), parsed.options
+        state = await read_state(fields, self.door, options.max_body_bytes, parsed.grow)
+        reply = ResponseReply(await read_response(parsed.body, parsed.info, options.max_sequences, state), call_ids)
+        if self.door is not None and state.is_stored:
+            async with Pace() as pace:
+                items = await input_items(fields.get("input"), parsed.request_id, pace)
+            tenant = current_request_context().principal.tenant
+            reply.keeper = ResponseKeeper(reply, state, items, self.door, self.runs, options, tenant)
+        return reply
 
-    def _versions(self) -> ResponseVersions:
-        return ResponseVersions(self.answer_id, self._created_at, self._echo, self.wanted)
 
-    def _items(self) -> OutputItems:
-        return OutputItems(self._call_ids, self.wanted.rules)
+read = ResponseReader().read
+"""Without anything stored."""
 
 
-def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
+def install_responses(app: QuartTrio, desk: Desk, options: AppOptions, reader: ResponseReader) -> None:
     """Register the routes."""
 
     @route(app, f"POST {RESPONSES}", RESPONSE)
     async def create_response() -> Response:
-        return await answer(RESPONSES, read, desk, options)
+        return await answer(RESPONSES, reader.read, desk, options)
 
     @route(app, f"POST {COUNT_ENDPOINT}", COUNT)
     async def count_input() -> dict[str, Any]:
@@ -70,20 +74,7 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     async def read_counted(body: dict[str, Any]) -> CountedPrompt:
-        wanted = (
-            await read_response(body, visible_to(current_request_context().principal, desk.info), options.max_sequences)
-        ).wanted
+        state = await read_state(Body(body, RESPONSES), reader.door, options.max_body_bytes, lambda num_bytes: None)
+        info = visible_to(current_request_context().principal, desk.info)
+        wanted = (await read_response(body, info, options.max_sequences, state)).wanted
         return CountedPrompt(wanted.prompts[0], wanted.prompt_param, wanted.unused_fields)
-
-    @route(app, f"GET {RESPONSES}/<response_id>", NOT_STORED)
-    @route(app, f"DELETE {RESPONSES}/<response_id>", NOT_STORED)
-    @route(app, f"GET {RESPONSES}/<response_id>/input_items", NOT_STORED)
-    @route(app, f"POST {RESPONSES}/<response_id>/cancel", NOT_STORED)
-    async def find_response(response_id: str) -> Response:
-        message = "This server does not store responses, so none can be retrieved, listed, cancelled or deleted."
-        raise not_found(message, "response_id", "response_not_stored")
-
-
-async def read(parsed: ParsedRequest) -> Reply:
-    call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
-    return ResponseReply(await read_response(parsed.body, parsed.info, parsed.options.max_sequences), call_ids)

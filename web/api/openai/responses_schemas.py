@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from quipu.actors.config.declarations import RESPONSES
 
 from ..body_table import SHAPES
@@ -30,6 +28,7 @@ from ..operation import (
 from ..usage_schemas import RESPONSE_USAGE
 
 _STATUS = one_of("in_progress", "completed", "incomplete", "failed")
+_RESPONSE_STATUS = one_of("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 _TEXT_PART = record(
     {"type": always("output_text"), "text": TEXT_VALUE, "annotations": array(ANY_OBJECT), "logprobs": array(ANY_OBJECT)}
 )
@@ -56,7 +55,7 @@ _CALL = record(
     },
     {"arguments": TEXT_VALUE, "input": TEXT_VALUE, "namespace": TEXT_VALUE},
 )
-_OBJECT = Named(
+RESPONSE_OBJECT = Named(
     "Response",
     record(
         {
@@ -64,7 +63,7 @@ _OBJECT = Named(
             "object": always("response"),
             "created_at": WHOLE,
             "completed_at": maybe(WHOLE),
-            "status": _STATUS,
+            "status": _RESPONSE_STATUS,
             "error": maybe(ANY_OBJECT),
             "incomplete_details": maybe(record({"reason": TEXT_VALUE})),
             "output": array(Named("OutputItem", either(_MESSAGE, _REASONING, _CALL))),
@@ -92,23 +91,24 @@ _OBJECT = Named(
             "top_logprobs": COUNT_VALUE,
             "top_p": NUMBER_VALUE,
             "truncation": TEXT_VALUE,
-        }
+        },
+        {"conversation": record({"id": TEXT_VALUE})},
     ),
 )
-_EVENT = Named(
+RESPONSE_EVENT = Named(
     "ResponseEvent",
     {
-        **record({"type": TEXT_VALUE}, {"sequence_number": COUNT_VALUE, "response": _OBJECT}),
+        **record({"type": TEXT_VALUE}, {"sequence_number": COUNT_VALUE, "response": RESPONSE_OBJECT}),
         "description": "The events of OpenAI's API; the last one has the whole response with its usage.",
     },
 )
 RESPONSE = Operation(
     summary="Answer a list of items",
     tag=GENERATION,
-    help="Responses are not stored. With `stream`, the answer comes as events.",
+    help="With `stream`, the answer comes as events. Responses are stored if the server is started to store them.",
     body=SHAPES[RESPONSES],
-    answer=_OBJECT,
-    events=_EVENT,
+    answer=RESPONSE_OBJECT,
+    events=RESPONSE_EVENT,
 )
 COUNT = Operation(
     summary="Count the tokens of a response's input",
@@ -116,12 +116,4 @@ COUNT = Operation(
     help="Nothing is generated and nothing is counted as used.",
     body=SHAPES[RESPONSES],
     answer=record({"object": always("response.input_tokens"), "input_tokens": COUNT_VALUE}),
-)
-NOT_STORED = Operation(
-    summary="Find an earlier response",
-    tag=GENERATION,
-    help="This server stores no responses, so none is found.",
-    path={"response_id": "The id of a response."},
-    answer=_OBJECT,
-    others={HTTPStatus.NOT_FOUND: "There is no such response."},
 )

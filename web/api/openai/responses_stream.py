@@ -61,6 +61,16 @@ class ResponseWriter(StreamWriter):
                 else:
                     self._finish(*self._failing(error))
 
+    def write_failure(self, error: APIError, record: UsageRecord) -> None:
+        """End with an error that is not the request's own."""
+        self._record = record
+        self._finish(*self._failing(error))
+
+    def write_cancelled(self, record: UsageRecord) -> None:
+        """End as cancelled by the client. The API has no event of that name."""
+        first = self._opening() + self._items.end(is_whole=False)
+        self._finish(first, self._last("response.incomplete", self._versions.cancelled(record), is_whole=False))
+
     def _shown(self, delta: Delta) -> bytes:
         shown = shown_events(delta.events, with_reasoning=self._wanted.include_reasoning)
         return b"".join(map(self._items.show, shown))

@@ -17,12 +17,14 @@ from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk, ServingInfo
 
 from ...options import AppOptions
+from ...request.request_context import current_request_context
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
 from ..declared_body import Body
 from ..generation import GenerationRequest
 from ..json_structure import MAX_VALUES
 from ..operation import route
+from ..pace import Pace
 from ..request_reader import read_delivery
 from ..stream import Stream, Transcript
 from ..usage import openai_usage
@@ -31,6 +33,9 @@ from .choices_schemas import CHAT_COMPLETION, COMPLETION
 from .chunks import ChunkWriter, Envelope, id_pieces
 from .logprobs import prompt_logprobs_pieces
 from .passing import ForwardedRoute
+from .responses_echo import read_metadata
+from .store_door import StoreDoor
+from .stored_chats import ChatKeeper, message_items
 
 
 @attrs.frozen
@@ -97,8 +102,31 @@ class ChoicesReply(Reply):
         return self._dialect.writer(stream, self._envelope, self.wanted, self._call_ids)
 
 
-def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
-    """Register both endpoints."""
+@attrs.frozen
+class ChatReader:
+    """Reads bodies of chats, and has them stored whose clients want that."""
+
+    door: StoreDoor | None = None
+    """None: nothing is stored."""
+
+    async def read(self, parsed: ParsedRequest) -> Reply:
+        """Return the reply to a body. Raises APIError."""
+        reply, fields = await read_chat(parsed), Body(parsed.body, CHAT.endpoint)
+        if self.door is None or not fields.flag("store"):
+            unused = tuple(name for name in ("store", "metadata") if fields.get(name))
+            reply.wanted = attrs.evolve(reply.wanted, unused_fields=(*reply.wanted.unused_fields, *unused))
+            return reply
+        metadata = read_metadata(fields)
+        async with Pace() as pace:
+            items = await message_items(fields.get("messages"), reply.answer_id, pace)
+        tenant = current_request_context().principal.tenant
+        reply.keeper = ChatKeeper(reply, int(time.time()), items, metadata, self.door, tenant)
+        return reply
+
+
+def install_openai(app: QuartTrio, desk: Desk, options: AppOptions, door: StoreDoor | None = None) -> None:
+    """Register both endpoints. With a `door`, chat completions may be stored."""
+    chats = ChatReader(door)
 
     @route(app, f"POST {COMPLETIONS.endpoint}", COMPLETION)
     async def create_completion() -> Response:
@@ -108,7 +136,7 @@ def install_openai(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     @route(app, f"POST {CHAT.endpoint}", CHAT_COMPLETION)
     async def create_chat_completion() -> Response:
         passing = ForwardedRoute(CHAT.endpoint, desk, options, CHAT.read)
-        return await answer(CHAT.endpoint, read_chat, desk, options, pass_on=passing)
+        return await answer(CHAT.endpoint, chats.read, desk, options, pass_on=passing)
 
 
 async def _read(dialect: Dialect, parsed: ParsedRequest) -> Reply:

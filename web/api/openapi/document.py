@@ -27,6 +27,7 @@ from ..operation import (
     OPERATORS,
     PAGES,
     POOLING,
+    STORED,
     USAGE,
     Operation,
     operations_of,
@@ -38,6 +39,7 @@ VERSION: Final = "3.1.0"
 TAGS: Final[Mapping[str, str]] = {
     GENERATION: "Text, chats, responses and messages, and how many tokens they have.",
     POOLING: "Vectors and scores of texts, on servers that were started for them.",
+    STORED: "Responses, conversations and chat completions that the server keeps, if it is started to.",
     MODELS: "What is served.",
     CACHE: "The prefix cache: what it holds, and why a prompt missed it.",
     USAGE: "What was used, by tenant, key and model.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 from quipu.web.app import QuipuApp, make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
@@ -14,7 +15,7 @@ TENANT, ADMIN = "sk-of-acme", "sk-of-ops"
 
 
 def full_app(keys: KeyStore | None = None, desk: Any = None, options: Any = None) -> QuipuApp:
-    return make_app(desk or FakeDesk(), options, keys, usage=BookSource())
+    return make_app(desk or FakeDesk(), options, keys, usage=BookSource(), store=mock.Mock())
 
 
 def keyed() -> KeyStore:

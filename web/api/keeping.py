@@ -1,0 +1,78 @@
+"""Answers that are stored for their clients: what `answer.py` asks of whoever stores them.
+
+A keeper begins before the request is opened, and ends with the whole answer before its client hears the end, so that
+the client may refer to what it has got at once.
+
+What must always hold: nobody's answer is lost because it cannot be stored; an answer whose client left is not stored,
+unless it is generated in the background.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TypeVarTuple
+
+from quart import Response
+
+from quipu.actors.messages.handler import Closed, OutletEvent
+from quipu.actors.request_desk.interface import Ticket
+
+from ..request.request_context import RequestContext
+from ..request.tally import Tally
+from .stream import StreamWriter, Transcript
+
+Ts = TypeVarTuple("Ts")
+Open = Callable[[RequestContext], Ticket]
+"""Opens the request in a context, whose scope leaves it. Raises DeskClosed."""
+
+
+class Keeper(ABC):
+    """Stores one request and its answer."""
+
+    is_background: bool = False
+    """The answer is generated whether or not its client waits for it."""
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Store what is known before the answer. Raises APIError if the request cannot be served without that."""
+
+    @abstractmethod
+    async def end(self, transcript: Transcript, closed: Closed) -> None:
+        """Store the answer, or note that it could not be. Never raises."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget the request if it has not ended. Its scope calls this in the end."""
+
+    @abstractmethod
+    def start_soon(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
+        """Start a task that may outlive the request."""
+
+    async def run_apart(self, open_in: Open) -> Response:
+        """Open a background request, and return what its client gets of it. Raises APIError and DeskClosed."""
+        raise NotImplementedError
+
+
+class KeptStream:
+    """Passes a stream's events to its writer; the end only when the answer is stored."""
+
+    def __init__(self, writer: StreamWriter, keeper: Keeper, transcript: Transcript | None = None) -> None:
+        self._writer = writer
+        self._keeper = keeper
+        self._transcript = Transcript(Tally()) if transcript is None else transcript
+
+    def consume(self, events: list[OutletEvent]) -> None:
+        """Take `events`. Called by the mailbox."""
+        closed = events[-1] if isinstance(events[-1], Closed) else None
+        self._transcript.consume(events)
+        if closed is None:
+            self._writer.consume(events)
+            return
+        if len(events) > 1:
+            self._writer.consume(events[:-1])
+        self._keeper.start_soon(self._end, closed)
+
+    async def _end(self, closed: Closed) -> None:
+        await self._keeper.end(self._transcript, closed)
+        self._writer.consume([closed])

@@ -1,0 +1,73 @@
+"""How the response of one request is formatted: whole, as a stream, and as it is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from quipu.actors.messages.handler import Closed
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.usage_record import UsageRecord
+
+from ...request.errors import APIError, error_of
+from ..answer import Reply
+from ..content import CallIds
+from ..stream import Stream, Transcript
+from .responses import ResponseRequest
+from .responses_body import ResponseVersions, with_items
+from .responses_items import OutputItems
+from .responses_stream import ResponseWriter
+
+
+@attrs.frozen
+class FinalVersion:
+    """The last version of a response, with its items apart."""
+
+    body: dict[str, Any]
+    items: Iterator[dict[str, Any]]
+
+
+class ResponseReply(Reply):
+    def __init__(self, asked_for: ResponseRequest, call_ids: CallIds) -> None:
+        super().__init__(asked_for.wanted, f"resp_{call_ids.request_id}")
+        self.created_at = int(time.time())
+        self._echo = dict(asked_for.echo)
+        self._call_ids = call_ids
+
+    def mark_unstored(self) -> None:
+        """Say from now on that the response is not stored."""
+        self._echo["store"] = False
+
+    def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
+        final = self._served(transcript, record)
+        return with_items(final.body, final.items)
+
+    def writer(self, stream: Stream) -> ResponseWriter:
+        return ResponseWriter(stream, self.versions(), self._items())
+
+    def final(
+        self, transcript: Transcript, closed: Closed, *, is_cancelled: bool = False, error: APIError | None = None
+    ) -> FinalVersion:
+        """Return the last version, however the request has ended. `error`: why, if the request does not say."""
+        error = error_of(closed) if error is None else error
+        if error is None:
+            return self._served(transcript, closed.record)
+        versions, content = self.versions(), transcript.content(0)
+        body = versions.cancelled(closed.record) if is_cancelled else versions.failed(error, closed.record)
+        return FinalVersion(body, self._items().output(content, is_whole=False) if content.blocks else iter(()))
+
+    def _served(self, transcript: Transcript, record: UsageRecord) -> FinalVersion:
+        is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH and not self.wanted.is_prewarm
+        body = self.versions().served(record, is_cut=is_cut)
+        if self.wanted.is_prewarm:
+            return FinalVersion(body, iter(()))
+        return FinalVersion(body, self._items().output(transcript.content(0), is_whole=not is_cut))
+
+    def versions(self) -> ResponseVersions:
+        return ResponseVersions(self.answer_id, self.created_at, self._echo, self.wanted)
+
+    def _items(self) -> OutputItems:
+        return OutputItems(self._call_ids, self.wanted.rules)
