@@ -26,7 +26,6 @@ from quipu.actors.request_desk.interface import Desk, ServingInfo
 from ...options import AppOptions
 from ...request.errors import bad_value
 from ...request.request_context import current_request_context
-from ..answer import whole_response
 from ..bodies import take_body
 from ..body_field import Shape
 from ..body_table import SHAPES
@@ -38,6 +37,7 @@ from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
 from ..operation import route
 from ..pace import Pace
 from ..request_reader import read_delivery
+from ..whole_response import whole_response
 from .chat import read_chat
 from .chunks import id_pieces
 from .routes import CHAT
