@@ -118,7 +118,7 @@ async def _generate(desk: Desk, options: AppOptions) -> None:
     )
     caller = await caller_of(context, b"", model)
     encode = wanted.encode(context.request_id, caller.tenant)
-    ticket = open_request(encode, GENERATE_ENDPOINT, caller, desk, options, context.traced)
+    ticket = open_request(encode, GENERATE_ENDPOINT, caller, desk, options, context.traced, context)
     transcript = Transcript(context.tally, True)
     with trio.move_on_after(PROBE_TIMEOUT_S):
         await ticket.start()
