@@ -37,9 +37,7 @@ def cloud_event(found: LedgerRecord, ledger: str) -> bytes:
     builder.add_record(record)
     (counted,) = builder.sums()
     values = values_of(found)
-    data: dict[str, Any] = {
-        name: values[name] for name in ("model", "parent", "key_id", "endpoint", "outcome", "fault")
-    }
+    data: dict[str, Any] = {name: values[name] for name in _LABELS}
     data["counted"] = {name: getattr(counted, name) for name in _COUNTED}
     data["record"] = values
     event = {
