@@ -108,4 +108,9 @@ def engine_faults(records: Sequence[UsageRecord], by_engine: Mapping[str, Mappin
             for name in COMPARED
             if sums[engine][name] != counters.get(name, 0.0)
         ]
+    # by engine they are not in the records: one request may move more than once
+    moved = sum(record.moved_tokens for record in records)
+    counted = sum(counters.get("moved_tokens_total", 0.0) for counters in by_engine.values())
+    if moved != counted:
+        faults.append(f"moved_tokens_total is {counted}, the records have {moved}")
     return faults[:20]

@@ -159,7 +159,7 @@ def test_live(demo: Server, browser: Browser) -> None:
     demo.complete("A cord.").raise_for_status()
     browser.wait_text("dl div", f"requests finished\n{ended + 1}")
     row = browser.find("table tbody tr").text.split()
-    assert row[:2] == ["0", "ready"]
+    assert row[:3] == ["0", "ready", "mixed"]
     free = int(demo.metrics()['kv_blocks{state="free"}'])
     browser.wait_text(".facts span", f"free {free:,}")
 

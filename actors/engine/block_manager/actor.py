@@ -31,6 +31,7 @@ from ...messages.mover import (
 from ...messages.mover import Lending as LendingMessage
 from ...messages.peers import EndFetch, Fetch
 from ...messages.scheduler import AnnounceKeys, Granted, LoadsOver
+from ...messages.tiers import LoadFailure
 from .lower_tiers import LowerTiers
 from .reservation import BlockManager
 
@@ -136,7 +137,10 @@ async def end_moves(
             for lost in tiers.take_lost():
                 log.error("kv_tier.off", tier=lost.tier.value, error=lost.error)
             if isinstance(news, MoveFailed) and (news.wrong or news.error is not None):
-                log.warning("kv_move.failed", num_wrong=len(news.wrong), error=news.error)
+                # blocks that a peer or an object store no longer has are computed again: nothing has failed
+                is_miss = news.error is None and all(why is LoadFailure.MISSING for why in news.wrong.values())
+                say = log.debug if is_miss else log.warning
+                say("kv_move.failed", num_wrong=len(news.wrong), error=news.error)
             if isinstance(news, MoveLate) and over is not None:
                 log.warning("kv_move.late", num_waiting=len(over.sequence_ids))
             if over is not None:

@@ -149,10 +149,10 @@ function Engines({ last }) {
     <section class="card">
       <h2>Engines</h2>
       <div class="scroll" tabindex="0" role="region" aria-label="Engines"><table>
-        <thead><tr><th>Engine</th><th>State</th><th class="n">Running</th><th class="n">Waiting</th><th class="n">Blocks in use</th><th class="n">of</th><th class="n">Deaths</th></tr></thead>
+        <thead><tr><th>Engine</th><th>State</th><th>Role</th><th class="n">Running</th><th class="n">Waiting</th><th class="n">Blocks in use</th><th class="n">of</th><th class="n">Deaths</th></tr></thead>
         <tbody>
           ${last.engines.map((engine) => html`<tr key=${engine.id}>
-            <td>${engine.id}</td><td>${engine.state}${engine.detail && ` (${engine.detail})`}</td>
+            <td>${engine.id}</td><td>${engine.state}${engine.detail && ` (${engine.detail})`}</td><td>${engine.role}</td>
             <td class="n">${count(engine.num_running)}</td><td class="n">${count(engine.num_waiting)}</td>
             <td class="n">${count(engine.blocks_used)}</td><td class="n">${count(engine.blocks_total)}</td><td class="n">${count(engine.deaths)}</td>
           </tr>`)}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -249,3 +250,22 @@ async def test_held_for_a_bounded_time(autojump_clock: trio.testing.MockClock) -
         assert HOLD_S - 0.1 <= trio.current_time() - begun < HOLD_S + 1
         await decode.answers[1].over.wait()
         assert first.tokens + decode.answers[1].tokens == continuation(PROMPT, 6)
+
+
+@pytest.mark.parametrize(("fails", "level"), [(False, "debug"), (True, "warning")])
+async def test_only_failures_are_warned_of(fails: bool, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a peer no longer has is computed without a word; a copy that raises is logged as a warning."""
+
+    def raising(*_: object) -> None:
+        raise ValueError("injected fault: no such memory")
+
+    if fails:
+        monkeypatch.setattr(FakeBackend, "copy_from", raising)
+    with trio.fail_after(60), structlog.testing.capture_logs() as lines:
+        async with open_sides(2) as (prefill, decode):
+            prompt = PROMPT if fails else [9, *PROMPT]
+            await prefill.serve(1, PROMPT, ends_after_prefill=True)
+            tokens = continuation(prompt, 1)
+            rest = await decode.serve(1, prompt, output_token_ids=tokens, is_resumed=True, peer=prefill.peer)
+            assert tokens + rest.tokens == continuation(prompt, 6)
+    assert {line["log_level"] for line in lines if line["event"] == "kv_move.failed"} == {level}
