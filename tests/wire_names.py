@@ -57,7 +57,7 @@ def collect(folder: Path) -> Names:
 
 def routes() -> list[str]:
     """Return every URL rule with its methods, except HEAD and OPTIONS."""
-    app = make_app(FakeDesk(), usage=mock.Mock(), store=mock.Mock())
+    app = make_app(FakeDesk(), usage=mock.Mock(), store=mock.Mock(), batches=mock.Mock())
     return sorted(
         f"{' '.join(sorted((rule.methods or set()) - {'HEAD', 'OPTIONS'}))} {rule.rule}"
         for rule in app.url_map.iter_rules()

@@ -137,6 +137,7 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
         assert response.status_code == 200, response.text
         yield "/v1/cache/lookup", response.headers, response.json()
     yield from _stored(server)
+    yield from _batch_answers(server)
     record = server.complete("A cord.")
     name = "req-" + record.json()["id"].partition("req-")[2]
     found = eventually(lambda: _found(server.get(f"/v1/usage/{name}")), "the record is in the ledger")
@@ -192,6 +193,42 @@ def _stored(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
     yield ask("DELETE", f"{chats}/{{id}}", chat)
 
 
+def _batch_answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
+    """Run a batch of each API, and one that cannot be run."""
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": {**body, "max_tokens": 2}}
+        for number, body in enumerate(({"prompt": "A cord."}, {"prompt": 1.5}))
+    ]
+    for name, data in {"": "\n".join(map(json.dumps, lines)).encode(), " refused": b"no line"}.items():
+        form = {"files": {"file": ("cords.jsonl", data)}, "data": {"purpose": "batch"}}
+        uploaded = httpx.post(f"{server.url}/v1/files", **form, timeout=PATIENCE_S)
+        yield "/v1/files", uploaded.headers, uploaded.json()
+        wanted = {"input_file_id": uploaded.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        created = server.post("/v1/batches", wanted | {"metadata": {"job": "cords"}})
+        path = f"/v1/batches/{created.json()['id']}"
+        done = eventually(lambda path=path: _ended(server.get(path)), "the batch has ended")
+        assert done is not None
+        yield f"/v1/batches{name}", done.headers, done.json()
+        for what in ("output", "error") if not name else ():
+            content = server.get(f"/v1/files/{done.json()[f'{what}_file_id']}/content")
+            yield f"lines of the {what} file", content.headers, json.loads(content.text.splitlines()[0])
+    yield "/v1/files list", done.headers, server.get("/v1/files").json()
+    requests = [{"custom_id": "a", "params": {"model": "demo", **CHAT, "max_tokens": 2}}]
+    created = server.post("/v1/messages/batches", {"requests": requests})
+    path = f"/v1/messages/batches/{created.json()['id']}"
+    done = eventually(lambda: _ended(server.get(path)), "the batch has ended")
+    assert done is not None
+    yield "/v1/messages/batches", done.headers, done.json()
+    results = server.get(f"{path}/results")
+    yield "lines of the results", results.headers, json.loads(results.text.splitlines()[0])
+
+
+def _ended(response: httpx.Response) -> httpx.Response | None:
+    batch = response.json()
+    has_ended = batch.get("status") in ("completed", "failed") or batch.get("processing_status") == "ended"
+    return response if has_ended else None
+
+
 def _found(response: httpx.Response) -> httpx.Response | None:
     return response if response.status_code == 200 else None
 
@@ -239,6 +276,8 @@ def _ledger(home: Path, ledger: Path, main: Main) -> Names:
     """Return the columns of its tables and exports, and the keys of its entries."""
     names: Names = {}
     for path in sorted(ledger.rglob("*")):
+        if "batches" in path.parts:
+            continue  # what clients have uploaded
         if path.is_file() and path.read_bytes()[:15] == b"SQLite format 3":
             with sqlite3.connect(path) as database:
                 for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():

@@ -25,6 +25,7 @@ from .api.admin.prices import PriceList
 from .api.admin.routes import install_admin
 from .api.admin.usage_record import install_usage_record
 from .api.admin.usage_source import UsageSource
+from .api.anthropic.message_batches import install_message_batches
 from .api.anthropic.routes import install_anthropic
 from .api.bodies import BodyBudget, MeteredHTTP, MeteredRequest
 from .api.cache.explain import install_explain
@@ -33,7 +34,9 @@ from .api.cache.stats import install_cache_stats
 from .api.cache.tree import install_cache_tree
 from .api.models import install_models
 from .api.openai.background_runs import BackgroundRuns
+from .api.openai.batches import install_batches
 from .api.openai.conversation_routes import install_conversations
+from .api.openai.files import install_files
 from .api.openai.pooled_routes import install_pooled
 from .api.openai.responses_routes import ResponseReader, install_responses
 from .api.openai.routes import install_openai
@@ -45,6 +48,7 @@ from .api.openapi.document_route import install_document
 from .auth.auth import install_auth
 from .auth.browsers import install_browser_rules
 from .auth.keys import KeyStore
+from .batches.batch_service import BatchService
 from .http.paths import SentPathMap
 from .options import AppOptions
 from .request.error_handlers import install_error_handlers
@@ -87,11 +91,12 @@ def make_app(
     usage: UsageSource | None = None,
     prices: PriceList | None = None,
     store: ResponseStore | None = None,
+    batches: BatchService | None = None,
 ) -> QuipuApp:
     """Return the application that serves `desk` to holders of one of `keys`, or to everybody if there are none.
 
     Without a `usage` source there are no usage reports, without `prices` they show no cost, and without a `store` no
-    response is stored.
+    response is stored. `batches` runs batches with the application.
     """
     options = options or AppOptions()
     keys = KeyStore() if keys is None else keys
@@ -115,6 +120,10 @@ def make_app(
     install_tokenize(app, desk, options)
     install_pooled(app, desk, options)
     install_anthropic(app, desk, options)
+    if batches is not None:
+        install_files(app, batches)
+        install_batches(app, batches)
+        install_message_batches(app, batches)
     install_lookup(app, desk, options)
     install_models(app, desk)
     install_admin(app, desk, keys)

@@ -12,13 +12,14 @@ journal has stored the record, except for a passed deadline, which is answered a
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import attrs
 
 from ..messages.counts import UNKNOWN, Count, Estimate, Known, billable, estimated, kind_of, shown
-from ..messages.handler import Closed, Outlet, Started
+from ..messages.handler import Closed, KeepAnswer, Outlet, Started
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import CacheTtl
 from ..messages.tiers import Tier
@@ -205,8 +206,12 @@ class SideEffects:
 
     def _file(self, request: RequestEntries, record: UsageRecord, now: float) -> None:
         if not request.applied.is_filed:
-            release = partial(self._release, request.opened.outlet, Closed(record, request.error))
-            self._journal.close(record, release)
+            opened, closed = request.opened, Closed(record, request.error)
+            write = partial(self._journal.close, record, partial(self._release, opened.outlet, closed))
+            if opened.keep is None:
+                write()
+            else:
+                self._keep(opened.keep, closed, write)
             request.applied.is_filed = True
         if request.has_gap:
             for sequence_id in request.entries:
@@ -214,6 +219,18 @@ class SideEffects:
         self._store.cache.on_end(request.entries, now)
         self._store.close(request)
         self._metrics.open_accounts.set(self._store.num_open_accounts)
+
+    def _keep(self, keep: KeepAnswer, closed: Closed, write: Callable[[], object]) -> None:
+        """Have an answer kept before its record is written, which may be after this returns."""
+        try:
+            keep(closed, partial(self._write_now, write))
+        except Exception:
+            self._log.exception("keep.failed")
+            write()
+
+    def _write_now(self, write: Callable[[], object]) -> None:
+        write()
+        self._journal.flush()
 
     def _release(self, outlet: Outlet, closed: Closed) -> None:
         """Let the client see the end. An error in its own outlet must not affect the requests after it."""

@@ -71,13 +71,14 @@ class Engine:
             self._event_log = EventLog(config.block_size, has_lower_tiers=bool(config.lower_tiers))
             self.events = EventPublisher(config.kv_events, self._event_log)
         opened = open_tiers(config, executor)
+        watermark_blocks = math.ceil(config.watermark * pool.num_blocks)
         self.block_manager = BlockManager(
             pool.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
             share_pending_prefixes=config.share_pending_prefixes,
             step_overhead_tokens=config.step_overhead_tokens,
-            watermark_blocks=math.ceil(config.watermark * pool.num_blocks),
+            watermark_blocks=watermark_blocks,
             max_pinned_share=config.max_pinned_share,
             tiers=opened.plan,
             observers=[] if self._event_log is None else [self._event_log],
@@ -95,6 +96,7 @@ class Engine:
             eos_token_ids=frozenset(config.eos_token_ids),
             enable_prefix_caching=config.enable_prefix_caching,
             max_steps_in_flight=config.max_steps_in_flight,
+            watermark_blocks=watermark_blocks,
             most_positions=executor.most_tokens,
             most_draft_tokens=executor.most_draft_tokens,
             policy=Policy(config.scheduling_policy),

@@ -93,6 +93,7 @@ class FlatRecord(msgspec.Struct, kw_only=True):
     adapter: str | None
     parent: str | None
     kind: SequenceKind
+    batch_id: str | None
 
 
 FIELD_NAMES: Final = FlatRecord.__struct_fields__

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from .fields import TIERS
 
-HEAD: Final = "0011"
+HEAD: Final = "0012"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -67,7 +67,7 @@ records: Final = sa.Table(
             "rejected_prediction_tokens",
         )
     ),
-    *_texts("fault", "upstream_usage", "adapter", "parent", nullable=True),
+    *_texts("fault", "upstream_usage", "adapter", "parent", "batch_id", nullable=True),
     sa.Column("completion_kind", sa.Text, nullable=False, server_default="known"),
     sa.Column("kind", sa.Text, nullable=False, server_default="generate"),
     sa.Column("recovered", sa.Boolean, nullable=False),

@@ -11,7 +11,7 @@ from quipu.kernels.step_types import SequenceKind
 
 from .block_manager import MissDetail
 from .explanations import PromptNotes
-from .handler import Outlet
+from .handler import KeepAnswer, Outlet
 from .outcomes import Fault, FinishReason, RequestError
 from .prompts import Breakpoint
 from .scores import StepPayloads
@@ -155,6 +155,8 @@ class Caller:
     idempotency_key: str | None = None
     idempotency_digest: str | None = None
     """Digest of tenant, idempotency key and body: equal only for a retry of the same request."""
+    batch_id: str | None = None
+    """The batch of which it is a line. None: a client waits for it."""
 
 
 @attrs.frozen
@@ -170,6 +172,8 @@ class OpenAccount:
     seed: int | None = None
     """The sampling seed, as its record will show it."""
     kind: SequenceKind = SequenceKind.GENERATE
+    keep: KeepAnswer | None = None
+    """Keeps the answer before the record is written, for answers that are not sent to a client who waits."""
 
 
 @attrs.frozen

@@ -139,6 +139,9 @@ class Closed:
 
 
 OutletEvent = Started | Delta | Closed
+KeepAnswer = Callable[[Closed, Callable[[], object]], object]
+"""Called with the end of a request before its record is written: `keep(closed, write)` keeps the answer where a crash
+cannot lose it, then calls `write` once, now or later, in the event loop. It must not raise or block."""
 
 
 class Outlet(Protocol):

@@ -21,7 +21,7 @@ class Fault(StrEnum):
 
     ENGINE_DIED = "engine_died"
     STEP_FAILED = "step_failed"
-    RECOVERED = "recovered"  # the server died, and a later one closed the record
+    RECOVERED = "recovered"  # the server died, and a later one closed the record; or it stopped amid a batch's line
 
 
 class FinishReason(StrEnum):

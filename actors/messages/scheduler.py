@@ -30,6 +30,8 @@ class Submit:
     """The tenant that is served, for policies that are fair among tenants."""
     priority: int = 0
     """Lower values are served first under the `priority` policy."""
+    is_batch: bool = False
+    """Nobody waits for it: sequences of other requests are served first, and take its place."""
     reads_cache: bool = True
     """Whether it may use cached blocks. If False, every position is computed, and still published."""
     pins: tuple[Pin, ...] = ()

@@ -34,6 +34,8 @@ class Encode:
     max_tokens_param: str
     priority: int = 0
     """Lower is served first under `--scheduling-policy priority`."""
+    is_batch: bool = False
+    """Nobody waits for it: every other request is served first, under each policy."""
     affinity: bytes = b""
     """Affinity key: near-ties between engines go to the one that served this client last. Empty: there is none."""
     cache_salt: str = ""

@@ -37,6 +37,8 @@ class UsageRecord:
     endpoint: str = ""
     kind: SequenceKind = SequenceKind.GENERATE
     """What was asked for: text, embeddings or scores."""
+    batch_id: str | None = None
+    """The batch of which it was a line. None: a client waited for it, or the record is an older server's."""
     received_at: float = 0.0
     admitted_at: float | None = None
     first_token_at: float | None = None

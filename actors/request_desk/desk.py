@@ -18,8 +18,8 @@ from ..cache_insight.cache_watch import CacheWatch
 from ..channel import Poster, Sender
 from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
-from ..messages.handler import PromptRead
-from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.handler import KeepAnswer, PromptRead
+from ..messages.outcomes import ErrorKind, Fault, RequestError
 from ..messages.prompts import Prompt
 from ..messages.scheduler import Abort, ResetPrefixCache, SequenceKind, Submit
 from ..messages.tokenizer import Encode, PromptQuestion
@@ -99,7 +99,14 @@ class RequestDesk:
     def new_request_id(self) -> str:
         return f"req-{secrets.token_hex(12)}"
 
-    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ANONYMOUS, /) -> OpenRequest:
+    def open(
+        self,
+        request: Encode | Forward,
+        endpoint: str,
+        caller: Caller = ANONYMOUS,
+        keep: KeepAnswer | None = None,
+        /,
+    ) -> OpenRequest:
         if self.is_draining:
             raise DeskClosed("The server is shutting down.")
         if isinstance(request, Encode) and (health := self.health_of_engines()).state is State.FAILED:
@@ -108,14 +115,16 @@ class RequestDesk:
         if adapter and not self.adapters.may_use(adapter):
             raise DeskClosed("The adapter was unloaded while this request arrived.")
         self._check_room()
-        opened = self._open[request.request_id] = OpenRequest(request.request_id, self, request, adapter=adapter)
+        opened = self._open[request.request_id] = OpenRequest(
+            request.request_id, self, request, adapter=adapter, is_batch=caller.batch_id is not None
+        )
         self._idle = trio.Event() if self._idle.is_set() else self._idle
         seed, kind = None, SequenceKind.GENERATE
         if isinstance(request, Encode):
             kind = request.kind
             seed = recorded_seed(request.sampling.seed) if kind is SequenceKind.GENERATE else None
         now = trio.current_time()
-        account = OpenAccount(request.request_id, endpoint, now, opened.mailbox, caller, seed, kind)
+        account = OpenAccount(request.request_id, endpoint, now, opened.mailbox, caller, seed, kind, keep)
         self._accountant.post(account)
         return opened
 
@@ -266,8 +275,12 @@ class RequestDesk:
 
     def fail_requests(self, reason: str, request_ids: Iterable[str] | None = None) -> None:
         """Fail requests that no engine will complete: the given ones, or all that are open."""
+        error = RequestError(ErrorKind.OVERLOADED, reason)
         for request_id in self._open if request_ids is None else request_ids:
-            self.fail(request_id, RequestError(ErrorKind.OVERLOADED, reason))
+            opened = self._open.get(request_id)
+            # a line of a batch is run again, so that what this attempt has done must not be billed
+            fault = Fault.RECOVERED if opened is not None and opened.is_batch else None
+            self._accountant.post(Refused(request_id, error, fault))
 
     async def drain(self, grace_s: float) -> None:
         """Open no more requests, wait `grace_s` seconds for the open ones, then fail the rest."""

@@ -19,7 +19,7 @@ from ..config.engine_roles import EngineRole
 from ..config.pooling_config import Task
 from ..messages.accountant import Caller
 from ..messages.explanations import Explanation
-from ..messages.handler import LookedUp, PromptRead
+from ..messages.handler import KeepAnswer, LookedUp, PromptRead
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
 from ..messages.prompts import PartSpan, Prompt
@@ -222,8 +222,13 @@ class Desk(Protocol):
     def adapters(self) -> Adapters:
         """What loads and unloads adapters."""
 
-    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = ..., /) -> Ticket:
-        """Open a request and its account; `request.request_id` comes from `new_request_id`. Raises DeskClosed."""
+    def open(
+        self, request: Encode | Forward, endpoint: str, caller: Caller = ..., keep: KeepAnswer | None = None, /
+    ) -> Ticket:
+        """Open a request and its account; `request.request_id` comes from `new_request_id`. Raises DeskClosed.
+
+        `keep` keeps its answer before its record is written.
+        """
 
     async def count_tokens(self, prompt: Prompt, prompt_param: str, tenant: str = "", /) -> int:
         """Return the number of tokens that a request with this prompt would have. Opens no account, uses no engine.

@@ -43,6 +43,8 @@ class OpenRequest:
     """Dropped by who serves it: this object lives as long as the response, its prompts need not."""
     adapter: str = ""
     """Digest of its adapter."""
+    is_batch: bool = False
+    """It is a line of a batch, which is run again if the server does not complete it."""
     mailbox: Mailbox = attrs.field(factory=Mailbox)
     submitted_ids: list[int] = attrs.field(factory=list)
     group_id: int = 0

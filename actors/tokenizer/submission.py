@@ -106,6 +106,7 @@ class Submission:
                 block_keys=self.block_keys[prompt],
                 tenant=request.domain,
                 priority=request.priority,
+                is_batch=request.is_batch,
                 sampling=attrs.evolve(
                     sampling_after(token_ids, sampling, self.special_token_ids),
                     max_tokens=max(budget, least),

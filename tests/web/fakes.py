@@ -20,7 +20,7 @@ from quipu.actors.config.engine_roles import EngineRole, RolesRefused
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, PromptRead, Started
+from quipu.actors.messages.handler import Closed, Delta, KeepAnswer, OutletEvent, PromptRead, Started
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
@@ -254,7 +254,9 @@ class FakeDesk:
         self._num_ids += 1
         return f"r{self._num_ids}"
 
-    def open(self, request: Encode, endpoint: str, caller: Caller = NOBODY, /) -> FakeTicket:
+    def open(
+        self, request: Encode, endpoint: str, caller: Caller = NOBODY, keep: KeepAnswer | None = None, /
+    ) -> FakeTicket:
         if self.closed is not None:
             raise DeskClosed(self.closed)
         ticket = FakeTicket(request, endpoint, self, caller)

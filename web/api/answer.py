@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import attrs
@@ -25,13 +26,13 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import Desk, Placement, ServingInfo, Ticket
-from quipu.actors.request_desk.mailbox import Mailbox
 
 from ..auth.caller import caller_of
 from ..http import sse
 from ..http.unread_limit import unread_limit_of_run
 from ..options import AppOptions
-from ..request.errors import raise_error_of
+from ..request.batch_line import RenderedAnswer
+from ..request.errors import no_streams, raise_error_of, unsupported_value
 from ..request.request_context import RequestContext, current_request_context
 from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
@@ -41,6 +42,7 @@ from .generation import GenerationRequest, check_priority, check_task, visible_t
 from .ignored_fields import IgnoredNames, ignored_fields
 from .json_structure import MAX_CHAT_VALUES
 from .keeping import Keeper, KeptStream
+from .request_start import RequestStart
 from .stream import Stream, StreamWriter, Transcript
 from .whole_response import whole_response
 
@@ -148,8 +150,16 @@ async def answer(
         ticket.when_encoded(placement.on_routed)
     if reply.wanted.delivery.stream:
         return await _answer_streamed(reply, ticket, context, options)
+    transcript = Transcript(context.tally, reply.wanted.include_reasoning)
+    if context.line is not None:
+        context.line.render = partial(_render, reply, transcript)
+    ticket.mailbox.attach(transcript.consume)
     await ticket.start()
-    return await _answer_whole(reply, ticket.mailbox, context)
+    closed = await transcript.wait_closed()
+    raise_error_of(closed)
+    if reply.keeper is not None:
+        await reply.keeper.end(transcript, closed)
+    return await whole_response(reply.pieces(transcript, closed.record))
 
 
 async def read_reply(
@@ -168,6 +178,12 @@ async def read_reply(
     reply.wanted = with_adapter(reply.wanted, info)
     reply.ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
     context.ignored_fields = reply.ignored.header
+    if context.line is not None:
+        if reply.wanted.delivery.stream:
+            raise no_streams()
+        if reply.keeper is not None and reply.keeper.is_background:
+            raise unsupported_value("background", "lines of a batch have nobody who waits in any case")
+        reply.wanted = attrs.evolve(reply.wanted, is_batch=True)
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)
     return reply
 
@@ -188,7 +204,10 @@ def open_request(
     context: RequestContext,
 ) -> Ticket:
     """Open a request, which the scope of its context leaves, and which ends at its deadline. Raises DeskClosed."""
-    ticket = desk.open(request, endpoint, caller)
+    if context.line is None:
+        ticket = desk.open(request, endpoint, caller)
+    else:
+        ticket = desk.open(request, endpoint, caller, context.line.keep)
     context.scope.on_close(ticket.leave)
     context.mailbox = ticket.mailbox
     ticket.mailbox.when_closed(partial(context.account_closed, traced))
@@ -217,14 +236,9 @@ async def _expire(ticket: Ticket, after_s: float) -> None:
     ticket.expire(after_s)
 
 
-async def _answer_whole(reply: Reply, mailbox: Mailbox, context: RequestContext) -> Response:
-    transcript = Transcript(context.tally, reply.wanted.include_reasoning)
-    mailbox.attach(transcript.consume)
-    closed = await transcript.wait_closed()
+def _render(reply: Reply, transcript: Transcript, closed: Closed) -> RenderedAnswer:
     raise_error_of(closed)
-    if reply.keeper is not None:
-        await reply.keeper.end(transcript, closed)
-    return await whole_response(reply.pieces(transcript, closed.record))
+    return RenderedAnswer(HTTPStatus.OK, reply.pieces(transcript, closed.record))
 
 
 async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext, options: AppOptions) -> Response:
@@ -246,29 +260,6 @@ async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext
     writer = start.writer = reply.writer(Stream(sink, context.tally, context.log))
     mailbox.attach(writer.consume if reply.keeper is None else KeptStream(writer, reply.keeper).consume)
     return stream_response(sink, reply.heartbeat, context, options)
-
-
-class RequestStart:
-    """Passes a streamed request to the tokenizer, in a task beside its handler, which cannot wait for room there: its
-    client gets a head and a heartbeat in time."""
-
-    def __init__(self, ticket: Ticket, stop_waiting: Callable[[], object]) -> None:
-        """`stop_waiting` is called if the start fails before there is a writer."""
-        self._ticket = ticket
-        self._stop_waiting = stop_waiting
-        self.error: Exception | None = None
-        self.writer: StreamWriter | None = None
-        """Of the stream, once it has begun."""
-
-    async def run(self) -> None:
-        try:
-            await self._ticket.start()
-        except Exception as error:
-            if self.writer is not None:
-                self.writer.crash(error)
-            else:
-                self.error = error
-                self._stop_waiting()
 
 
 def open_sink(context: RequestContext, options: AppOptions) -> sse.Sink:

@@ -14,7 +14,8 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import trio
-from quart import request
+from hypercorn.typing import ASGIReceiveCallable
+from quart import Request, request
 from quart_trio.wrappers import TrioRequest
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
@@ -22,6 +23,7 @@ from ..http.connection import Connection
 from ..http.scope import RequestScope, ScopedHTTP
 from ..request.errors import APIError, unavailable
 from ..request.request_context import current_request_context
+from .upload_forms import StreamedBody, is_upload
 
 FREE_BYTES = 64 * 1024
 """Bytes of each body that are not counted: the number of connections bounds them."""
@@ -149,6 +151,9 @@ class MeteredRequest(TrioRequest):
 
     def __init__(self, *args: Any, max_content_length: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, max_content_length=max_content_length, **kwargs)
+        if is_upload(self.method, self.path):
+            self.body = cast(Any, StreamedBody())
+            return
         share = cast(BodyShare, cast(dict[str, Any], self.scope)[SHARE_KEY])
         self.body = cast(Any, MeteredBody(self.content_length, max_content_length, share))
 
@@ -162,6 +167,18 @@ class MeteredHTTP(ScopedHTTP):
         share = BodyShare(app.bodies)
         scope.on_close(share.release)
         cast(dict[str, Any], self.scope)[SHARE_KEY] = share
+
+    async def handle_messages(  # type: ignore[override]  # Quart's own has no nursery
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        if not isinstance(request.body, StreamedBody):
+            await super().handle_messages(nursery, request, receive)
+            return
+        while (message := await receive())["type"] == "http.request":
+            await request.body.feed(message["body"])
+            if not message["more_body"]:
+                request.body.set_complete()
+        nursery.cancel_scope.cancel()
 
 
 async def take_body() -> tuple[bytearray, BodyShare]:

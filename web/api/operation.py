@@ -21,10 +21,11 @@ from .body_field import BodyField, Schema, Shape
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 EVENTS: Final = "text/event-stream"
-GENERATION, STORED, POOLING, MODELS, CACHE, USAGE, OPERATORS, PAGES = (
+GENERATION, STORED, POOLING, BATCHES, MODELS, CACHE, USAGE, OPERATORS, PAGES = (
     "Generation",
     "Stored",
     "Embeddings and scores",
+    "Files and batches",
     "Models",
     "Cache",
     "Usage",

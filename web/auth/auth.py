@@ -11,11 +11,13 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any, cast
 
+import attrs
 from quart import Response, request
 from quart_trio import QuartTrio
 
 from ..request.errors import APIError, turn_away
-from ..request.request_context import current_request_context
+from ..request.principal import Principal
+from ..request.request_context import RequestContext, current_request_context
 from .browser_rules import is_loopback
 from .keys import KeyStore, runtime_principal
 
@@ -73,6 +75,8 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
         context = current_request_context()
         rule = request.url_rule
         route = request.path if rule is None else rule.rule
+        if context.line is not None:
+            return _admit_line(context, keys, everybody)
         if keys.is_open:
             context.principal = everybody
             if is_local(route) and not open_admin and not is_from_this_machine():
@@ -95,6 +99,18 @@ def install_auth(app: QuartTrio, keys: KeyStore, tenant: str, *, open_admin: boo
                 response.headers["WWW-Authenticate"] = "Bearer"
             return response
         return None
+
+
+def _admit_line(context: RequestContext, keys: KeyStore, everybody: Principal) -> Response | None:
+    """Let a line of a batch act for the key that created the batch, as long as that key exists."""
+    assert context.line is not None
+    tenant, key_id = context.line.tenant, context.line.key_id
+    found = everybody if keys.is_open and tenant == everybody.tenant else keys.ring.holder(key_id, tenant)
+    if found is None:
+        return turn_away(unauthorized("The API key that created this batch is no longer valid."))
+    context.principal = attrs.evolve(found, key_id=key_id)
+    context.log = context.log.bind(tenant=tenant, key_id=key_id, batch_id=context.line.batch_id)
+    return None
 
 
 def is_from_this_machine() -> bool:

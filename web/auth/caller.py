@@ -49,6 +49,7 @@ async def caller_of(
         client_request_id=context.client_request_id,
         idempotency_key=key,
         idempotency_digest=digest,
+        batch_id=None if context.line is None else context.line.batch_id,
     )
 
 

@@ -62,6 +62,13 @@ class KeyRing:
             return None
         return holder.principal
 
+    def holder(self, key_id: str | None, tenant: str) -> Principal | None:
+        """Return the principal of a key by its id, if the key still exists and is this tenant's."""
+        entry = None if key_id is None else self._by_id.get(key_id)
+        if entry is None or entry.tenant != tenant:
+            return None
+        return self._holders[self._place(bytes.fromhex(entry.sha256))].principal
+
     def names(self, key_ids: Iterable[str], asker: Principal) -> dict[str, str]:
         """Return the names of known keys that `asker` may see, by id."""
         known = [self._by_id[key_id] for key_id in key_ids if key_id in self._by_id]

@@ -41,12 +41,14 @@ from ..app import make_app
 from ..auth.browser_rules import BrowserRules, is_loopback
 from ..auth.key_file import KeyFileError
 from ..auth.keys import KeyStore
+from ..batches.store_database import BatchStoreError
 from ..http.connection_table import default_max_connections, raise_file_limit
 from ..http.server import Address, ServerConfig, serve
 from ..options import AppOptions
 from ..telemetry import logs
 from ..telemetry.loop_watch import watch_loop
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
+from .batch_flags import batch_settings, make_batches, running_batches
 from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
 from .keys import key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
@@ -95,6 +97,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         resolved = (
             ledger_settings(ledger)
             | store_settings(arguments)
+            | batch_settings(arguments)
             | {
                 "max_connections": max_connections,
                 "open_admin": arguments.open_admin,
@@ -113,7 +116,15 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
     failure: str | None = None
     try:
         trio.run(run_server, arguments, config, info, server, keys, ledger, tracing, prices, stored, log_writer)
-    except* (EngineRefusal, ActorGivenUp, CheckpointError, LedgerError, StoreError, TracingError) as group:
+    except* (
+        EngineRefusal,
+        ActorGivenUp,
+        BatchStoreError,
+        CheckpointError,
+        LedgerError,
+        StoreError,
+        TracingError,
+    ) as group:
         failure = str(first_leaf(group))
     except* EngineGivenUp as group:
         failure = f"the engine is given up: {first_leaf(group)}"
@@ -189,8 +200,11 @@ async def run_server(
             ledger.counters = lambda: parse_metrics(runtime.metrics.render().decode())
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
-            async with trio.open_nursery() as serving:
-                whole_app = make_app(runtime.desk, options, keys, tracer, usage=usage, prices=prices, store=store)
+            batches = make_batches(arguments, usage)
+            whole_app = make_app(
+                runtime.desk, options, keys, tracer, usage=usage, prices=prices, store=store, batches=batches
+            )
+            async with running_batches(batches, whole_app), trio.open_nursery() as serving:
                 app = SelfCheckedApp(whole_app, runtime.desk)
                 drain = partial(_drain, runtime.desk, stopping, arguments.shutdown_timeout)
                 addresses: list[Address] = await serving.start(

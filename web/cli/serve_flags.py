@@ -15,6 +15,7 @@ from quipu.actors.config.declarations import Bounds
 
 from ..auth.browser_rules import parse_hosts, parse_origins
 from ..options import AppOptions
+from .batch_flags import add_batch_flags
 from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
@@ -131,6 +132,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="keep the x-anthropic-billing-header of Claude Code's prompts, which then share no prefix across sessions",
     )
     add_settings(add, "log")
+    add_batch_flags(command.add_argument_group("files and batches").add_argument)
     add = command.add_argument_group("ledger and shutdown").add_argument
     add("--data-dir", default="data", help="folder for what must outlive the server")
     add_ledger_flags(add)

@@ -16,7 +16,7 @@ from quipu.actors.cache_insight.cache_watch import CacheWatch
 from quipu.actors.config.pooling_config import Task
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.counts import Known
-from quipu.actors.messages.handler import Closed, Delta, PromptRead, Started
+from quipu.actors.messages.handler import Closed, Delta, KeepAnswer, PromptRead, Started
 from quipu.actors.messages.outcomes import FinishReason, Outcome, RequestError
 from quipu.actors.messages.prompts import Prompt, TextPrompt
 from quipu.actors.messages.tokenizer import Encode
@@ -77,7 +77,9 @@ class StandInDesk:
     def new_request_id(self) -> str:
         return self._desk.new_request_id()
 
-    def open(self, request: Encode | Forward, endpoint: str, caller: Caller = NOBODY, /) -> OpenRequest:
+    def open(
+        self, request: Encode | Forward, endpoint: str, caller: Caller = NOBODY, keep: KeepAnswer | None = None, /
+    ) -> OpenRequest:
         if isinstance(request, Forward):
             raise DeskClosed("This request is not passed on.")
         opened = self._open[request.request_id] = OpenRequest(request.request_id, self, request)

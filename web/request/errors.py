@@ -146,6 +146,11 @@ def unsupported_value(param: str, problem: str) -> APIError:
     return invalid(f"Unsupported value for `{param}`: {problem}.", param, "unsupported_value")
 
 
+def no_streams() -> APIError:
+    """Return the error for a line of a batch that asks for a stream."""
+    return unsupported_value("stream", "the answers of a batch are not streamed")
+
+
 def unknown_parameter(param: str, instead: str | None = None) -> APIError:
     """Return an error for a parameter that this endpoint does not have."""
     return invalid(

@@ -31,6 +31,7 @@ from ..http.connection import Connection
 from ..http.scope import RequestScope, request_scope
 from ..http.sse import Sink
 from ..telemetry.tracing import Refusal, TracedRequest, Tracer
+from .batch_line import LineRequest, current_line
 from .principal import Principal
 from .tally import Tally
 
@@ -55,6 +56,8 @@ class RequestContext:
     traced: TracedRequest
     """What its span shows."""
     tracer: Tracer
+    line: LineRequest | None = None
+    """The line of a batch that it is; None: a client has sent it."""
     is_generation: bool = False
     """It asks for generated tokens, so its closing line is logged at info level."""
     status: int | None = None
@@ -186,6 +189,7 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None
             opened_at=trio.current_time(),
             traced=TracedRequest(endpoint, parent, server if server and server[1] is not None else None, request_id),
             tracer=tracer,
+            line=current_line(),
         )
         scope.on_close(context.close)
         g.request_context = context

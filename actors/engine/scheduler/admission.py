@@ -37,6 +37,7 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
         arrival=arrival,
         tenant=message.tenant,
         priority=message.priority,
+        is_batch=message.is_batch,
         tokens=list(known),
         known_tokens=known,
         num_prompt_tokens=num_prompt_tokens,

@@ -21,6 +21,8 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
     max_steps_in_flight: int = 2
+    watermark_blocks: int = 0
+    """Blocks that an admission leaves free while other sequences run."""
     most_positions: int = 1
     """The most positions that a decoding sequence may advance in one step: as many tokens as the backend yields."""
     most_draft_tokens: int | None = None

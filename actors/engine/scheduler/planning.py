@@ -138,6 +138,8 @@ class Batcher:
         elif state.retries.is_active:
             proposal = NOTHING_PROPOSED if len(state.in_flight) else self._propose_group()
         else:
+            for sequence in state.running.giving_way(self._num_free_blocks + self._num_pinned_blocks):
+                state.give_way(sequence)
             proposal = state.running.propose()
         if proposal.rows or proposal.candidates or state.cache_updates:
             return self._make_reserve(proposal)

@@ -5,7 +5,8 @@ only when a sequence is added, removed or changes phase. A step without such cha
 that prefill or open a block.
 
 What must always hold: a proposal stays within the token budget; under `fair`, no tenant prefills more than its share of
-a step that other tenants wait for; no sequence is preempted in favour of one of worse rank.
+a step that other tenants wait for; no sequence is preempted in favour of one of worse rank; lines of batches neither
+prefill nor keep a place while somebody waits for another sequence.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .config import SchedulerConfig
 from .sequence import ALONE, Sequence, SharedAdvance
 from .token_budget import TokenBudget
 from .waiting import Policy, WaitingQueue
+from .yielding import lines_to_yield
 
 MAX_CANDIDATES = 64
 """Waiting sequences proposed in one step; more would not all fit into one token budget anyway."""
@@ -93,6 +95,8 @@ class RunningSet:
         self._stop_ids: frozenset[int] = frozenset()
         self._prefilling: list[Sequence] = []
         self._phases_changed = False
+        self._num_batch = 0
+        """Running lines of batches."""
         self._num_stable = 0  # positions until the first decoding sequence may have all its outputs planned
         self.num_removals = 0
         """If this has not changed since a step was sent, every row of that step is still current."""
@@ -105,10 +109,12 @@ class RunningSet:
 
     def add(self, sequence: Sequence) -> None:
         self._running[sequence.id] = sequence
+        self._num_batch += sequence.is_batch
         self._phases_changed = True
 
     def remove(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
+        self._num_batch -= sequence.is_batch
         sequence.advance_with(ALONE)
         self._phases_changed = True
         self.num_removals += 1
@@ -176,6 +182,14 @@ class RunningSet:
                 counts.append(min(s.prefill_end - s.next_start, group[s.id]))
         return Proposal(decoding, 1, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
 
+    def giving_way(self, num_free_blocks: int) -> list[Sequence]:
+        """Return the lines of batches that have to return to the queue so that those who wait can run."""
+        if not self._num_batch or not (awaited := self._waiting.awaited(MAX_CANDIDATES)):
+            return []
+        lines = sorted((s for s in self._running.values() if s.is_batch), key=self._waiting.rank, reverse=True)
+        num_free_seqs = self._config.max_num_seqs - len(self._running)
+        return lines_to_yield(lines, awaited, num_free_seqs, num_free_blocks, self._config)
+
     def longest_chunk(self) -> int:
         """Return the most positions of one prompt in a step; a sequence that is alone has no limit of its own."""
         threshold = self._config.long_prefill_token_threshold
@@ -236,9 +250,12 @@ class RunningSet:
     def _choose_chunks(self, budget: int, rows: list[Sequence], counts: list[int]) -> int:
         """Add the prefilling rows of the next step; return what is left of the budget."""
         left_of = self._tenant_budgets(budget)
+        yields = bool(self._num_batch and self._waiting.awaited(1))  # the budget is for those who wait
         for sequence in self._prefilling:
             if budget <= 0:
                 break
+            if yields and sequence.is_batch:
+                continue
             left = left_of.get(sequence.tenant, budget)
             count = min(sequence.prefill_end - sequence.next_start, budget, left, self.longest_chunk())
             if count > 0:

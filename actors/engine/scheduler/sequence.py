@@ -67,6 +67,8 @@ class Sequence:
     """Tokens that end it when sampled."""
     max_len: int
     """Upper bound on prompt and output tokens together. The last of them is not computed, unless it is the prompt's."""
+    is_batch: bool = False
+    """Nobody waits for it: others are served first."""
     reads_cache: bool = True
     """Whether it may use cached blocks, at any admission."""
     pins: tuple[Pin, ...] = ()

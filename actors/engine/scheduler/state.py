@@ -98,11 +98,16 @@ class SchedulerState:
         sequence.num_admissions += 1
 
     def preempt(self, sequence: Sequence) -> None:
-        """Return a running sequence to the queue. The block manager has released its blocks already."""
+        """Return a running sequence to the queue. The block manager has released its blocks, or will before others."""
         self.report.num_preempted += 1
         self.retries.remove([sequence.id])
         self._stop_running(sequence)
         self._requeue(sequence)
+
+    def give_way(self, sequence: Sequence) -> None:
+        """Return a running line of a batch to the queue, so that the next `Reserve` can admit others in its place."""
+        self.cache_updates.freed_ids.append(sequence.id)
+        self.preempt(sequence)
 
     def undo_admission(self, sequence: Sequence) -> None:
         """Return a sequence to the queue: the first step of its admission failed or was dropped, and never booked."""

@@ -5,6 +5,8 @@
     fair      by tenant, least charged first; a tenant is charged for *uncached* prompt tokens when they are computed,
               so cached prompts are free and a cold prompt delays only its own tenant
 
+Under each policy, lines of batches come after everything that somebody waits for.
+
 What must always hold: a preempted sequence comes before those of its tenant (or priority)
 that have not been served yet; an idle tenant accumulates no credit; who waits for a load delays nobody.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice
 
 from .sequence import Sequence
 
@@ -28,12 +30,16 @@ class Policy(StrEnum):
 Rank = tuple[int, int]
 
 
+_BELOW_ALL = 1 << 64
+"""More than any priority."""
+
+
 def rank_by_arrival(sequence: Sequence) -> Rank:
-    return (0, sequence.arrival)
+    return (_BELOW_ALL if sequence.is_batch else 0, sequence.arrival)
 
 
 def rank_by_priority(sequence: Sequence) -> Rank:
-    return (sequence.priority, sequence.arrival)
+    return (sequence.priority + _BELOW_ALL if sequence.is_batch else sequence.priority, sequence.arrival)
 
 
 class WaitingQueue:
@@ -47,7 +53,7 @@ class WaitingQueue:
         self._charged: dict[str, int] = {}
         self._virtual_charge = 0
         """What the tenant served last had been charged before: the starting charge of a tenant that returns."""
-        self._length = 0
+        self._length = self._num_batch = 0
         self.num_tokens = 0
         """Tokens that all of them have to compute."""
         self._loading: set[int] = set()
@@ -57,6 +63,12 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return self._length
+
+    def awaited(self, count: int) -> list[Sequence]:
+        """Return those of the next `count` sequences that are not of batches."""
+        if self._length == self._num_batch:
+            return []
+        return [sequence for sequence in self.first(count) if not sequence.is_batch]
 
     def num_of(self, tenant: str) -> int:
         """Return how many sequences of one tenant are waiting."""
@@ -74,6 +86,7 @@ class WaitingQueue:
         else:
             del self._num_by_tenant[sequence.tenant]
         self._length += sign
+        self._num_batch += sign * sequence.is_batch
         self.num_tokens += sign * len(sequence.tokens)
 
     def push(self, sequence: Sequence) -> None:
@@ -121,7 +134,11 @@ class WaitingQueue:
             for queue in self._queues.values():
                 return queue[:count]
             return []
-        return [sequence for sequence, _ in zip(self._round_robin(), range(count), strict=False)]
+        order = self._round_robin()
+        if 0 < self._num_batch < self._length:
+            awaited = (sequence for sequence in order if not sequence.is_batch)
+            order = chain(awaited, (sequence for sequence in self._round_robin() if sequence.is_batch))
+        return list(islice(order, count))
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the sequence's tenant for computed prompt tokens."""

@@ -198,7 +198,7 @@ def test_longest_closing_fits_the_shortest_open_entry() -> None:
         **dict.fromkeys(times, longest),
     )
     defaulted = {name for name, value in flatten(record).items() if value == DEFAULTS[name]}
-    assert defaulted == {"client_request_id", "idempotency_key", "idempotency_digest"}, (
+    assert defaulted == {"client_request_id", "idempotency_key", "idempotency_digest", "batch_id"}, (
         "only fields that never change after admission may be left out"
     )
     chain = Chain("srv-0123456789abcdef")

@@ -47,7 +47,8 @@ class OldSchema:
         engine.dispose()
 
 
-KIND = ("kind",)
+BATCHED = ("batch_id",)
+KIND = ("kind", *BATCHED)
 ADAPTED = ("adapter", "parent", *KIND)
 DRAFTS = ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
 DRAFTED = (*DRAFTS, *ADAPTED)
@@ -65,6 +66,7 @@ OLDER = [
     OldSchema("0008", DRAFTED),
     OldSchema("0009", ADAPTED),
     OldSchema("0010", KIND),
+    OldSchema("0011", BATCHED),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 

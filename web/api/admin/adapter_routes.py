@@ -21,12 +21,10 @@ from quipu.actors.threads import run_in_thread
 
 from ...options import AppOptions
 from ...request.errors import APIError, bad_value, invalid, not_found, quoted
-from ...request.request_context import current_request_context
-from ..bodies import take_body
 from ..body_field import Shape
-from ..fields import Fields, parse_object
-from ..ignored_fields import ignored_fields
+from ..fields import Fields
 from ..operation import TEXT, route
+from ..small_body import read_small_body
 from .admin_schemas import LOAD_ADAPTER, LOADED, MAX_PATH_CHARS, UNLOAD_ADAPTER, UNLOADED
 
 
@@ -61,13 +59,11 @@ def install_adapter_routes(app: QuartTrio, desk: Desk, options: AppOptions) -> N
 
 
 async def _read_fields(declared: Shape, desk: Desk) -> Fields:
-    """Return the body's fields. Raises APIError; unknown fields are reported as ignored."""
-    data, share = await take_body()
-    body = await parse_object(data, share.grow)
-    current_request_context().ignored_fields = (await ignored_fields(body, declared)).header
+    """Return the body's fields. Raises APIError."""
+    fields = await read_small_body(declared)
     if not desk.adapters.is_enabled:
         raise invalid("This server serves no adapters: start it with --enable-lora.", code="adapters_not_enabled")
-    return Fields(body, declared=declared)
+    return fields
 
 
 def _find(allowed: Path | None, path: str) -> Path:

@@ -63,6 +63,22 @@ class FirstRecord:
         return orjson.dumps(None if found is None else values_of(found))
 
 
+@attrs.frozen
+class RecordedRequests:
+    """Which of these requests have a record that counts in reports, for `ids_in`."""
+
+    request_ids: tuple[str, ...]
+
+    def make(self, ledger: Ledger) -> bytes:
+        records = ledger.records(Query(request_ids=self.request_ids))
+        return orjson.dumps([found.record.request_id for found in records if found.record.fault is None])
+
+
+def ids_in(body: bytes) -> frozenset[str]:
+    """Return the ids of a `RecordedRequests`."""
+    return frozenset(orjson.loads(body))
+
+
 def record_in(body: bytes) -> LedgerRecord | None:
     """Return the record of a `FirstRecord`."""
     values = orjson.loads(body)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -25,7 +26,8 @@ from quipu.actors.request_desk.interface import Desk, Placement, ServingInfo
 from ...auth.caller import caller_of
 from ...http.sse import DONE, PING, Sink
 from ...options import AppOptions
-from ...request.errors import APIError, error_of, raise_error_of
+from ...request.batch_line import RenderedAnswer
+from ...request.errors import APIError, error_of, no_streams, raise_error_of
 from ...request.request_context import current_request_context, note_error
 from ..answer import ReceivedBody, open_request, open_sink, stream_response
 from ..body_table import PORTABLE
@@ -67,10 +69,14 @@ class ForwardedRoute:
             prompts = await _prompts_of(body, desk.info, self.read_prompt, options.max_sequences)
             forward = attrs.evolve(forward, prompts=prompts)
         is_stream = forward.is_stream
+        if is_stream and context.line is not None:
+            raise no_streams()
         traced = attrs.evolve(context.traced, model=forward.model, is_streamed=is_stream)
         ticket = open_request(forward, self.endpoint, caller, desk, options, traced, context)
         sink = open_sink(context, options)
         outlet = PassedOn(Stream(sink, context.tally, context.log), sink, placement)
+        if context.line is not None:
+            context.line.render = outlet.render
         ticket.mailbox.attach(outlet.consume)
         context.scope.start_soon(ticket.pass_on, outlet)
         del forward, received, body, data
@@ -179,6 +185,13 @@ class PassedOn(StreamWriter):
 
     def refuse(self, refusal: UpstreamRefusal) -> None:
         self.refusal = refusal
+
+    def render(self, closed: Closed) -> RenderedAnswer:
+        """Make the answer of a line of a batch."""
+        if self.refusal is not None:
+            return RenderedAnswer(self.refusal.status, iter([self.refusal.body]))
+        raise_error_of(closed)
+        return RenderedAnswer(HTTPStatus.OK, iter([self.last]))
 
     def _consume_one(self, event: OutletEvent) -> None:
         if not isinstance(event, Closed):

@@ -19,6 +19,7 @@ import quipu
 from ...auth.auth import OPEN_ROUTES, needs_admin
 from ...request.errors import is_anthropic_path, is_shared_path
 from ..operation import (
+    BATCHES,
     CACHE,
     EVENTS,
     GENERATION,
@@ -43,6 +44,7 @@ TAGS: Final[Mapping[str, str]] = {
     MODELS: "What is served.",
     CACHE: "The prefix cache: what it holds, and why a prompt missed it.",
     USAGE: "What was used, by tenant, key and model.",
+    BATCHES: "Requests that are answered when there is room, in files.",
     OPERATORS: "Health, metrics and engines.",
     PAGES: "Pages for browsers.",
 }

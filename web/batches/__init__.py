@@ -1,0 +1,1 @@
+"""Files and batches of clients, and what runs the lines of batches."""

@@ -1,0 +1,39 @@
+"""Checks the input file of a batch before any of its lines is run: in threads, piece by piece."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from quipu.actors.threads import run_in_thread
+
+from .batch_values import Batch, BatchError, BatchLimits, Line
+from .file_folder import FileFolder
+from .line_check import FileCheck
+
+CHECK_BYTES: Final = 1 << 20
+"""That are checked without a checkpoint of the event loop."""
+
+
+@attrs.frozen
+class CheckedFile:
+    lines: list[Line]
+    errors: list[BatchError]
+    """Why it cannot be run."""
+    model: str | None
+    """The first line's."""
+
+
+async def check_file(batch: Batch, folder: FileFolder, limits: BatchLimits) -> CheckedFile:
+    """Read a batch's input file, until it is cancelled."""
+    try:
+        file = await run_in_thread(folder.open, batch.input_file_id)
+    except OSError:
+        lost = BatchError(code="file_not_found", message="The input file does not exist any more.")
+        return CheckedFile([], [lost], None)
+    with file:
+        check = FileCheck(file, batch.id, batch.endpoint, limits)
+        while batch.cancelling_at is None and await run_in_thread(check.check_more, CHECK_BYTES):
+            pass
+    return CheckedFile(check.lines, check.errors, check.model)

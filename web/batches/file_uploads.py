@@ -1,0 +1,119 @@
+"""Files on their way to the store: what tenants may still store, and the file that an upload is written to.
+
+What must always hold: a tenant's files, results and running uploads together stay within its bounds, but for what
+running lines add; of an upload that fails nothing is left.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import trio
+
+from quipu.actors.threads import run_in_thread
+
+from ..request.errors import APIError, unavailable
+from .batch_service import BatchService
+from .batch_values import StoredFile, new_id
+from .store_database import TenantUse
+
+
+class Upload:
+    """One file that is being written."""
+
+    def __init__(self, service: BatchService, path: Path, counts: Counter[str], tenant: str, num_free: int) -> None:
+        self._service = service
+        self._counts = counts
+        self._tenant = tenant
+        self._num_free = num_free
+        """What was left for the tenant when it began, without uploads."""
+        self.path = path
+        self.num_bytes = 0
+
+    async def write(self, data: bytes) -> None:
+        """Write more of the file. Raises APIError if it or its tenant has too much, or the disk is full."""
+        limits = self._service.limits
+        self.num_bytes += len(data)
+        self._counts[self._tenant] += len(data)
+        if self.num_bytes > limits.max_file_bytes:
+            raise too_large(limits.max_file_bytes)
+        if self._counts[self._tenant] > self._num_free:
+            raise _storage_full(limits.max_tenant_bytes)
+        try:
+            await run_in_thread(self._service.store.folder.append, self.path, data)
+        except OSError as error:
+            raise disk_full(error) from None
+
+    async def keep(self, file: StoredFile) -> StoredFile:
+        """Keep it as a file. Raises APIError."""
+        try:
+            return await self._service.call(self._service.store.add_file, file, self.path)
+        except OSError as error:
+            raise disk_full(error) from None
+
+
+class Uploads:
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+        self._counts: Counter[str] = Counter()
+        """Bytes of running uploads, by tenant."""
+
+    @asynccontextmanager
+    async def begin(self, tenant: str) -> AsyncIterator[Upload]:
+        """Make room for an upload. Raises APIError if its tenant has too many files, or the disk is full."""
+        service, limits = self._service, self._service.limits
+        use: TenantUse = await service.call(service.store.use_of, tenant)
+        if use.num_files >= limits.max_files:
+            message = f"You have {use.num_files} files, the most that this server stores. Delete some first."
+            raise APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", code="too_many_files")
+        try:
+            path = await run_in_thread(service.store.folder.new)
+        except OSError as error:
+            raise disk_full(error) from None
+        upload = Upload(service, path, self._counts, tenant, limits.max_tenant_bytes - use.num_bytes)
+        try:
+            yield upload
+        finally:
+            self._counts[tenant] -= upload.num_bytes
+            if not self._counts[tenant]:
+                del self._counts[tenant]
+            with trio.CancelScope(shield=True):
+                # it has another name by now, or is not needed
+                await run_in_thread(service.store.folder.erase_path, path)
+
+
+def new_file(tenant: str, filename: str, purpose: str, now: int, ttl_s: int, *, is_hidden: bool = False) -> StoredFile:
+    return StoredFile(
+        id=new_id("file-"),
+        tenant=tenant,
+        filename=filename,
+        purpose=purpose,
+        num_bytes=0,
+        created_at=now,
+        expires_at=now + ttl_s,
+        is_hidden=is_hidden,
+    )
+
+
+def too_large(max_bytes: int) -> APIError:
+    message = f"The file is too large: this server takes up to {max_bytes:,} bytes (--max-batch-file-bytes)."
+    return APIError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "invalid_request_error", param="file", code="file_too_large"
+    )
+
+
+def _storage_full(max_bytes: int) -> APIError:
+    message = f"Your files and results may have {max_bytes:,} bytes together. Delete some first."
+    return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="file", code="storage_full")
+
+
+def disk_full(error: OSError) -> APIError:
+    """Return the error for what the disk refuses."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    message = "There is no room for files on this server." if is_full else "Files cannot be stored on this server now."
+    return unavailable(message, "storage_unavailable")

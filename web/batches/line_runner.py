@@ -1,0 +1,173 @@
+"""One line of a batch, from its place in the input file to its result.
+
+    read ─▶ served by the application (`line_call.py`) ─▶ its account ends ─▶ result stored ─▶ record written ─▶ done
+
+The result is stored before the usage record is written, and counts once the record is there: after a crash in between,
+neither counts, and the line is run again. An attempt that this server has failed (an engine died, no room) is repeated;
+its record says so, and it is not billed.
+
+What must always hold: a line is billed for the attempt whose answer is its result, and for no other; a line that cannot
+be served now waits and blocks no other batch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final
+
+import attrs
+import structlog
+import trio
+from hypercorn.typing import ASGIFramework
+
+from quipu.actors.messages.handler import Closed
+from quipu.actors.messages.outcomes import ErrorKind, Outcome
+
+from ..http.turns import turn
+from ..request.batch_line import LineRequest
+from ..request.errors import APIError, internal
+from .batch_values import Api, Batch, Line, LineResult, Usage
+from .line_call import LineResponse, call_line
+from .result_lines import result_of
+
+MAX_ATTEMPTS: Final = 3
+"""Of a line whose attempts this server fails for another reason than a lack of room."""
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 5.0
+_LATER: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS, 529})
+
+log = structlog.get_logger("quipu.batches")
+
+KeepResult = Callable[[LineResult, Callable[[], object]], object]
+"""Stores a result, then calls the function."""
+
+
+@attrs.define(eq=False)
+class LineRun:
+    """One attempt to run a line."""
+
+    batch: Batch
+    line: Line
+    nursery: trio.Nursery
+    keep_result: KeepResult
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    """Set when its request has ended, if one was opened."""
+    is_kept: bool = False
+    is_given_up: bool = False
+    """The server stops: a result is no longer stored, and the record of its request is left to the next start."""
+    was_refused_room: bool = False
+
+    def on_end(self, request: LineRequest, closed: Closed, write: Callable[[], object]) -> None:
+        """Keep the answer of a request that has ended, unless the line is to be run again. (`KeepAnswer`)"""
+        if not is_result(closed):
+            self.was_refused_room = closed.error is not None and closed.error.kind is ErrorKind.OVERLOADED
+            write()
+            self.ended.set()
+        elif not self.is_given_up:
+            self.nursery.start_soon(self._keep, request, closed, write)
+
+    async def _keep(self, request: LineRequest, closed: Closed, write: Callable[[], object]) -> None:
+        status, body = await render(request, closed, self.batch.api)
+        record = closed.record
+        usage = Usage(
+            input_tokens=record.prompt_tokens or 0,
+            cached_tokens=record.cached_tokens or 0,
+            output_tokens=record.completion_tokens,
+            reasoning_tokens=record.reasoning_tokens,
+        )
+        has_record = record.admitted_at is not None
+        result = result_of(self.batch, self.line.number, status, body, record.request_id, usage, has_record=has_record)
+
+        def on_stored() -> None:
+            self.is_kept = True
+            write()
+            self.ended.set()
+
+        self.keep_result(result, on_stored)
+
+
+def is_result(closed: Closed) -> bool:
+    """Return whether a request's end is its line's result; otherwise the line is run again."""
+    record, error = closed.record, closed.error
+    if record.fault is not None or record.outcome is Outcome.CANCELLED:
+        return False
+    return error is None or error.kind is not ErrorKind.OVERLOADED or record.admitted_at is not None
+
+
+async def render(request: LineRequest, closed: Closed, api: Api) -> tuple[int, bytes]:
+    """Return status and body of the answer to a request that has ended."""
+    assert request.render is not None
+    try:
+        answer = request.render(closed)
+        parts: list[bytes] = []
+        for piece in answer.pieces:
+            parts.append(piece)
+            async with turn():
+                pass
+        return answer.status, b"".join(parts)
+    except APIError as error:
+        return error.status, error_body(error, api, closed.record.request_id)
+    except Exception:
+        log.exception("batch.answer_crashed", request_id=closed.record.request_id)
+        crashed = internal()
+        return crashed.status, error_body(crashed, api, closed.record.request_id)
+
+
+def error_body(error: APIError, api: Api, request_id: str | None) -> bytes:
+    return error.anthropic_body(request_id) if api is Api.ANTHROPIC else error.body()
+
+
+async def run_line(
+    app: ASGIFramework,
+    batch: Batch,
+    line: Line,
+    read: Callable[[Line], Awaitable[bytes]],
+    keep_result: KeepResult,
+    is_wanted: Callable[[], bool],
+) -> bool:
+    """Run a line until it has a result, which is stored. Return False if it is no longer wanted before.
+
+    `read` returns its body.
+    """
+    pause_s, num_failed = FIRST_PAUSE_S, 0
+    async with trio.open_nursery() as nursery:
+        while is_wanted():
+            run = LineRun(batch, line, nursery, keep_result)
+            request = LineRequest(batch.id, batch.tenant, batch.key_id, run.on_end)
+            body = await read(line)
+            try:
+                response = await call_line(app, batch.endpoint, body, request, f"{batch.id}#{line.number}")
+                if request.render is not None:
+                    await run.ended.wait()
+            except BaseException:
+                run.is_given_up = True
+                raise
+            if request.render is not None:
+                if run.is_kept:
+                    return True
+                is_full = run.was_refused_room
+            else:
+                is_full = response.status in _LATER
+                if HTTPStatus.BAD_REQUEST <= response.status < HTTPStatus.INTERNAL_SERVER_ERROR and not is_full:
+                    await _keep_refusal(batch, line, response, keep_result)
+                    return True
+            num_failed += not is_full
+            if num_failed >= MAX_ATTEMPTS:
+                error = internal("The server failed this request repeatedly.")
+                failed = LineResponse(error.status, error_body(error, batch.api, None), response.request_id)
+                await _keep_refusal(batch, line, failed, keep_result)
+                return True
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+    return False
+
+
+async def _keep_refusal(batch: Batch, line: Line, response: LineResponse, keep_result: KeepResult) -> None:
+    """Keep the answer to a line for which no tokens were computed that count."""
+    stored = trio.Event()
+    result = result_of(
+        batch, line.number, response.status, response.body, response.request_id or None, Usage(), has_record=False
+    )
+    keep_result(result, stored.set)
+    await stored.wait()
