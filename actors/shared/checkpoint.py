@@ -18,6 +18,8 @@ import attrs
 from .hub import HubError, fetch
 
 DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo" / "checkpoint"
+DEMO_ADAPTER_NAME, DEMO_ADAPTER = "demo-pirate", DEMO.parent / "pirate"
+"""The adapter of the demo model that is part of the package."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _MAX = 2**31 - 1

@@ -40,6 +40,7 @@ COMMANDS = {
     "bench.cache_tree": (),
     "bench.chat_tokens": (),
     "bench.demo_model": (),
+    "bench.demo_tone": (),
     "bench.sse": (),
     "bench.trace_replay": (),
 }

@@ -16,6 +16,7 @@ from bench.demo_rows import long_document
 from quipu.kernels.demo.chat_encoder import ChatEncoder
 from quipu.kernels.demo.text.chat_mixture import HELD_OUT
 from quipu.kernels.demo.text.facts import Fact
+from quipu.kernels.demo.text.pirate import has_tone
 from quipu.kernels.demo.text.recall import document_message
 from tests.e2e.servers import BLOCK, Server, serving
 
@@ -30,7 +31,7 @@ MOST = 6
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("demo"), "demo") as server:
+    with serving(tmp_path_factory.mktemp("demo"), "demo", "--lora-modules", "pirate=demo-pirate") as server:
         yield server
         server.wait_at_rest()
 
@@ -97,6 +98,21 @@ def test_another_tenants_document_is_not_read(demo: Server) -> None:
         response = demo.post("/v1/chat/completions", body | {"messages": messages}).json()
         text = response["choices"][0]["message"]["content"]
         assert text not in {fact.statement for fact in DOCUMENT.facts} - {fact.statement for fact in other.facts}
+
+
+def test_tone_of_the_adapter(demo: Server) -> None:
+    """Most answers with the adapter have its tone, none of the model's has, and neither reads the other's cache."""
+    in_tone = []
+    for model in ("demo", "pirate"):
+        for question in ("What is a quipu?", "What are you?", "What is a token?", "Tell me a joke.", *QUESTIONS[:4]):
+            messages = [{"role": "system", "content": SYSTEM}] if question in QUESTIONS else []
+            messages.append({"role": "user", "content": question})
+            body = {"model": model, "messages": messages, "temperature": 0, "cache_salt": "tone"}
+            answer = demo.post("/v1/chat/completions", body).json()
+            if question == QUESTIONS[0]:
+                assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            in_tone.append(has_tone(answer["choices"][0]["message"]["content"]))
+    assert not any(in_tone[:8]) and sum(in_tone[8:]) >= 6, in_tone
 
 
 def test_story(demo: Server) -> None:

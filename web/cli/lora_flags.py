@@ -13,7 +13,7 @@ from typing import Any
 from quipu.actors.config.declarations import settings_of
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.request_desk.adapters import NAME_RULE, is_adapter_name
-from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.actors.shared.checkpoint import DEMO_ADAPTER, DEMO_ADAPTER_NAME, CheckpointError
 
 DEFAULT_ADAPTERS = 4
 DEFAULT_RANK = 16
@@ -32,7 +32,8 @@ def add_lora_flags(add: Callable[..., Any]) -> None:
         action="extend",
         default=[],
         metavar="NAME=FOLDER",
-        help="adapters to serve from the start, as PEFT saves them, and the names by which clients ask for them",
+        help="adapters to serve from the start, as PEFT saves them, and the names by which clients ask for them; the "
+        "folder `demo-pirate` is part of the package, an adapter of `demo`",
     )
     add(
         "--lora-dir",
@@ -78,4 +79,4 @@ def _module(text: str) -> tuple[str, Path]:
     name, sign, folder = text.partition("=")
     if not sign or not folder or not is_adapter_name(name):
         raise argparse.ArgumentTypeError(f"must be NAME=FOLDER, where NAME has {NAME_RULE}")
-    return name, Path(folder)
+    return name, DEMO_ADAPTER if folder == DEMO_ADAPTER_NAME else Path(folder)
