@@ -58,6 +58,7 @@ class Delivery:
         piece = stream.push(token_id) if is_shown else stream.push_hidden(token_id)
         if reason is not None and not piece.is_complete:
             piece = piece.joined(stream.flush())
+        stop_token_id = token_id if reason is FinishReason.STOP and piece.match is None else None
         if piece.is_complete:
             if reason is None:
                 self._end_sequence(sequence.sequence_id)
@@ -65,7 +66,7 @@ class Delivery:
         num_reasoning = stream.num_reasoning_tokens
         num_new = num_reasoning - sequence.num_reasoning_tokens
         token_ids = (token_id,) if sequence.with_token_ids else ()
-        told = (track.index, piece.text, 1, reason, piece.match, piece.events, num_new, token_ids)
+        told = (track.index, piece.text, 1, reason, piece.match, piece.events, num_new, token_ids, stop_token_id)
         delta = ScoredDelta(*told, scores=scores) if scores else Delta(*told)
         if sequence.waiting is None:
             try:

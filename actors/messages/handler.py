@@ -105,6 +105,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """How many of `num_tokens` are reasoning, its delimiters included."""
     token_ids: tuple[int, ...] = ()
     """The tokens that `num_tokens` counts, if the client asked for them."""
+    stop_token_id: int | None = None
+    """The token that ended the choice, if one did."""
 
 
 @attrs.frozen

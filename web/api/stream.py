@@ -41,6 +41,8 @@ class Transcript:
     finish_reasons: dict[int, FinishReason] = attrs.field(factory=dict)
     stop_matches: dict[int, str] = attrs.field(factory=dict)
     """The stop string that ended the choice, if one did."""
+    stop_token_ids: dict[int, int] = attrs.field(factory=dict)
+    """The token that ended the choice, if one did."""
     scores: dict[int, ScoredColumns] = attrs.field(factory=dict)
     """Output tokens, if their logprobs were requested."""
     token_ids: dict[int, array[int]] = attrs.field(factory=dict)
@@ -77,6 +79,8 @@ class Transcript:
             self.finish_reasons[index] = delta.finish_reason
         if delta.stop_match is not None:
             self.stop_matches[index] = delta.stop_match
+        if delta.stop_token_id is not None:
+            self.stop_token_ids[index] = delta.stop_token_id
         if isinstance(delta, ScoredDelta):
             self._keep(delta)
 

@@ -70,10 +70,11 @@ def install_peer_probes(app: QuartTrio, desk: Desk, options: AppOptions) -> None
     @route(app, "GET /get_server_info", PEER_SERVER_INFO)
     async def server_info() -> dict[str, Any]:
         info, engines = desk.info, desk.engines()
+        name = next(iter(info.all_names), None)
         total = sum(engine.blocks_total for engine in engines) * info.block_size
         return {
-            "model_path": info.settings.get("model_path") and str(info.settings["model_path"]),
-            "served_model_name": next(iter(info.all_names), None),
+            "model_path": name,
+            "served_model_name": name,
             **{theirs: info.settings.get(ours) for theirs, ours in _ARGUMENTS.items()},
             "dp_size": len(engines),
             "disable_radix_cache": info.settings.get("enable_prefix_caching") is False,

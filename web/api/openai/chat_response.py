@@ -23,7 +23,7 @@ from ...http.sse import json_for_line
 from ..content import CallBlock, CallIds, shown_events
 from ..generation import GenerationRequest, WantedScores
 from ..stream import Transcript
-from .chunks import FUNCTION_CALL, TOOL_CALLS, ChunkWriter, id_pieces
+from .chunks import FUNCTION_CALL, TOOL_CALLS, ChunkWriter, id_pieces, stop_fields
 from .logprobs import chat_logprobs, chat_logprobs_pieces
 
 CALL_ID_PREFIX = "call_"
@@ -49,6 +49,7 @@ def chat_choice(transcript: Transcript, index: int, wanted: GenerationRequest, c
         yield from chat_logprobs_pieces(() if outputs is None else (outputs,), scores)
     reason = _finish_reason(transcript.finish_reasons.get(index), wanted, has_call=content.has_complete_call)
     yield b',"finish_reason":' + orjson.dumps(reason)
+    yield stop_fields(transcript.stop_matches.get(index), transcript.stop_token_ids.get(index), wanted)
     if wanted.with_token_ids:
         yield b',"token_ids":'
         yield from id_pieces(transcript.token_ids.get(index, ()))
@@ -111,22 +112,22 @@ class ChatWriter(ChunkWriter):
         elif self._shows_every_token:
             text = head + b'"content":' + json_for_line(delta.text) + self._delta_end + self._told_tail(delta, None)
         elif delta.text:
-            text = head + b'"content":' + json_for_line(delta.text) + self._delta_end + self._tail(None)
+            text = head + b'"content":' + json_for_line(delta.text) + self._delta_end + self._tail()
         else:
             text = b""
         if delta.finish_reason is None:
             return role + text
         reason = _finish_reason(delta.finish_reason, self._wanted, has_call=delta.index in self._called)
-        return role + text + head + self._empty_delta + self._tail(reason)
+        return role + text + head + self._empty_delta + self._last_tail(delta, reason or delta.finish_reason)
 
     def _open(self, index: int, content: bytes) -> tuple[bytes, bytes]:
         """Return the head of a choice's chunks, and its first chunk."""
         head = self._heads[index] = self._choice_head + b'%d,"delta":{' % index
-        return head, head + b'"role":"assistant","content":' + content + self._delta_end + self._tail(None)
+        return head, head + b'"role":"assistant","content":' + content + self._delta_end + self._tail()
 
     def _events(self, head: bytes, delta: Delta) -> bytes:
         """Return a chunk for each event, the first with the logprobs and token ids."""
-        tail = self._tail(None)
+        tail = self._tail()
         next_tail = self._told_tail(delta, None) if self._shows_every_token else tail
         chunks: list[bytes] = []
         for event in shown_events(delta.events, with_reasoning=self._wanted.include_reasoning):

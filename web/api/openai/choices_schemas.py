@@ -8,6 +8,7 @@ from ..body_table import SHAPES
 from ..operation import (
     COUNT,
     GENERATION,
+    NULL,
     NUMBER_VALUE,
     TEXT_VALUE,
     WHOLE,
@@ -61,6 +62,7 @@ _MESSAGE = Named(
         {**_REASONING, "tool_calls": array(_CALL), "function_call": _FUNCTION},
     ),
 )
+_STOP = either(TEXT_VALUE, COUNT, NULL)
 _CHAT_FINISH = maybe(one_of(*_FINISH, "tool_calls", "function_call"))
 
 
@@ -74,18 +76,19 @@ def _envelope(name: str, choice: Named) -> dict[str, Part]:
     }
 
 
+_STOPS = {"stop_reason": _STOP, "matched_stop": _STOP}
 _TEXT_CHOICE = Named(
     "CompletionChoice",
     record(
         {"index": COUNT, "text": TEXT_VALUE, "logprobs": maybe(_LOGPROBS), "finish_reason": maybe(one_of(*_FINISH))},
-        {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _IDS, "token_ids": _IDS},
+        {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _IDS, "token_ids": _IDS, **_STOPS},
     ),
 )
 _CHAT_CHOICE = Named(
     "ChatChoice",
     record(
         {"index": COUNT, "message": _MESSAGE, "logprobs": maybe(_CHAT_LOGPROBS), "finish_reason": _CHAT_FINISH},
-        {"token_ids": _IDS},
+        {"token_ids": _IDS, **_STOPS},
     ),
 )
 _CALL_DELTA = record(
@@ -106,7 +109,7 @@ _CHAT_CHUNK_CHOICE = Named(
     "ChatChunkChoice",
     record(
         {"index": COUNT, "delta": _DELTA, "logprobs": maybe(_CHAT_LOGPROBS), "finish_reason": _CHAT_FINISH},
-        {"token_ids": _IDS},
+        {"token_ids": _IDS, **_STOPS},
     ),
 )
 _ERROR_EVENT = record({"error": {"type": "object"}})

@@ -43,10 +43,24 @@ _NO_LOGPROBS = b',"logprobs":null'
 TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"
 """Finish reasons of chat, for a choice that stopped after a call."""
 _FINISH: dict[str | None, bytes] = {
-    reason: _NO_LOGPROBS + b',"finish_reason":' + orjson.dumps(reason) + b"}]"
+    reason: _NO_LOGPROBS + b',"finish_reason":' + orjson.dumps(reason)
     for reason in (None, *FinishReason, TOOL_CALLS, FUNCTION_CALL)
 }
+_CHOICE_END = b"}]"
 """The end of a choice, and of the list of choices."""
+_RUNNING = _FINISH[None] + _CHOICE_END
+
+
+def stop_fields(match: str | None, token_id: int | None, wanted: GenerationRequest) -> bytes:
+    """Return what ended a choice, as vLLM says it, which leaves out the model's own end tokens, and as SGLang does.
+
+    Nothing if nothing did: OpenAI's API has no such fields.
+    """
+    if match is None and token_id is None:
+        return b""
+    asked_for = token_id if token_id in wanted.sampling.stop_token_ids else None
+    found = (asked_for, token_id) if match is None else (match, match)
+    return b',"stop_reason":%b,"matched_stop":%b' % tuple(map(orjson.dumps, found))
 
 
 class ChunkWriter(StreamWriter):
@@ -64,7 +78,7 @@ class ChunkWriter(StreamWriter):
         self._choice_head = head + b',"choices":[{"index":'
         self._no_choice_head = head + b',"choices":[]'
         self._plain_end = b',"usage":null}\n\n' if wanted.delivery.include_usage else b"}\n\n"
-        self._running_tail = _FINISH[None] + self._plain_end
+        self._running_tail = _RUNNING + self._plain_end
 
     @abstractmethod
     def render(self, delta: Delta) -> bytes:
@@ -128,19 +142,27 @@ class ChunkWriter(StreamWriter):
 
     def _told_tail(self, delta: Delta, finish_reason: str | None) -> bytes:
         """Return `_tail` with the logprobs and token ids that the client asked for."""
-        tail = self._tail(finish_reason)
+        tail = self._tail() if finish_reason is None else self._last_tail(delta, finish_reason)
         if self._num_top is not None and isinstance(delta, ScoredDelta):
             told = self.scores(delta, self._wanted.scores)
             tail = tail if told is None else self.with_logprobs(tail, told)
         return b',"token_ids":' + orjson.dumps(delta.token_ids) + tail if self._wanted.with_token_ids else tail
 
-    def _tail(self, finish_reason: str | None) -> bytes:
-        """Return the rest of a chunk after the text, with the usage so far if it was requested."""
+    def _last_tail(self, delta: Delta, finish_reason: str) -> bytes:
+        """Return the rest of a choice's last chunk: with its finish reason, and what it was that ended it."""
+        stop = stop_fields(delta.stop_match, delta.stop_token_id, self._wanted)
+        return self._tail(_FINISH[finish_reason] + stop + _CHOICE_END)
+
+    def _tail(self, end: bytes | None = None) -> bytes:
+        """Return the rest of a chunk after the text, with the usage so far if it was requested.
+
+        `end` is that of the choice; None: it goes on.
+        """
         if not self._delivery.continuous_usage:
             # The hot path: nearly every chunk ends like this.
-            return self._running_tail if finish_reason is None else _FINISH[finish_reason] + self._plain_end
+            return self._running_tail if end is None else end + self._plain_end
         usage = tallied_usage(self._tally, with_tiers=self._delivery.with_tiers)
-        return b"".join((_FINISH[finish_reason], b',"usage":', orjson.dumps(usage), b"}\n\n"))
+        return b"".join((_RUNNING if end is None else end, b',"usage":', orjson.dumps(usage), b"}\n\n"))
 
 
 def id_pieces(token_ids: Sequence[int]) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ from ..output_grammar import read_openai_grammar
 from ..pace import Pace
 from ..request_reader import read_limit, read_request
 from ..stream import Transcript
-from .chunks import ChunkWriter, id_pieces
+from .chunks import ChunkWriter, id_pieces, stop_fields
 from .logprobs import (
     completion_logprobs,
     completion_logprobs_pieces,
@@ -88,6 +88,7 @@ def completion_choice(
         told = (prompt if scores.echo else None, outputs)
         yield from completion_logprobs_pieces((part for part in told if part is not None), scores)
     yield b',"finish_reason":' + orjson.dumps(transcript.finish_reasons.get(index))
+    yield stop_fields(transcript.stop_matches.get(index), transcript.stop_token_ids.get(index), wanted)
     if scores.prompt is not None:
         yield b',"prompt_logprobs":'
         yield from prompt_logprobs_pieces(prompt, scores.prompt)
@@ -115,7 +116,7 @@ class CompletionWriter(ChunkWriter):
         if self._shows_every_token:
             tail = self._told_tail(delta, delta.finish_reason)
         else:
-            tail = self._tail(delta.finish_reason)
+            tail = self._tail() if delta.finish_reason is None else self._last_tail(delta, delta.finish_reason)
         return head + json_for_line(delta.text) + tail
 
     def _head(self, index: int) -> bytes:
@@ -127,10 +128,10 @@ class CompletionWriter(ChunkWriter):
     def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
         yield self._head(index) + b'"","prompt_token_ids":'
         yield from id_pieces(token_ids)
-        yield self._tail(None)
+        yield self._tail()
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
-        head, tail, text, num_top = self._head(delta.index), self._tail(None), delta.text, self._num_top
+        head, tail, text, num_top = self._head(delta.index), self._tail(), delta.text, self._num_top
         if num_top is None:
             return (
                 head + json_for_line(text[start : start + MAX_ECHO_CHARS]) + tail
