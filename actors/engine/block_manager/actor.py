@@ -119,7 +119,8 @@ async def end_moves(
 ) -> None:
     """Apply what has become of each move until cancelled, and wake the scheduler when a load is over, or late.
 
-    It is also woken when there is no more to store in the object store, so that a report tells other engines of it.
+    It is also woken when there is no more to store in the object store, so that a report tells other engines of it,
+    and by a fetch for which no sequence may have come yet.
     """
     while True:
         for news in await inbox.receive_all():
@@ -132,7 +133,7 @@ async def end_moves(
             over = tiers.on_late(news) if isinstance(news, MoveLate) else tiers.end_move(news)
             for move in tiers.take_moves():
                 moves.post(move)
-            if tiers.has_shared_news():
+            if tiers.has_shared_news() or tiers.take_fetched():
                 scheduler.post(AnnounceKeys())
             for lost in tiers.take_lost():
                 log.error("kv_tier.off", tier=lost.tier.value, error=lost.error)

@@ -69,6 +69,7 @@ class LowerTiers:
         self._cut: set[int] = set()
         """...and sequences of whose blocks only some were loaded."""
         self._lost: list[LostTier] = []
+        self._has_fetched = False
         self.loading_ids: list[int] = []
         """Candidates of the current grant that wait for a load."""
         self.admitted_spans: list[dict[str, list[int]]] = []
@@ -91,6 +92,11 @@ class LowerTiers:
     def has_shared_news(self) -> bool:
         """Return whether a report should be sent because of the object store, even if no step runs."""
         return self.objects is not None and self.by_tier[Tier.REMOTE].store is None and self.objects.is_news_due()
+
+    def take_fetched(self) -> bool:
+        """Return whether blocks have come from a peer since the last call, of which a report should tell."""
+        has_fetched, self._has_fetched = self._has_fetched, False
+        return has_fetched
 
     def take_moves(self) -> list[MoverRequest]:
         """Return what the mover is to do, since the last call."""
@@ -242,6 +248,7 @@ class LowerTiers:
             self._drop_wrong(part.stretch.tier, part.slots, part.stretch.keys, result.wrong)
         if not load.is_over:
             return None
+        self._has_fetched |= tier is None
         if not self.loads.are_under_way and not load.is_wanted:
             self.store_more()  # otherwise this is done by the grant that admits the sequence
         return LoadsOver(load.take_waiting())

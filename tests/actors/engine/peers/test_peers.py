@@ -15,9 +15,10 @@ from quipu.actors.engine.peers.peer_link import Here, LoopLink, LoopNetwork, Pee
 from quipu.actors.engine.peers.tcp_network import TcpNetwork
 from quipu.actors.engine.peers.unix_link import UnixLink, UnixNetwork
 from quipu.actors.fleet.processes.link_tls import LinkTls
+from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.peers import EndFetch, Peer
 from quipu.kernels.fake import FakeBackend
-from tests.actors.engine.engine_pairs import Admitted, open_sides
+from tests.actors.engine.engine_pairs import Admitted, Side, open_sides
 from tests.authorities import Authority
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
@@ -109,6 +110,19 @@ async def test_evicted_at_the_peer() -> None:
             assert first.tokens + rest.tokens == continuation(PROMPT, 6)
             assert rest.admissions[0].reused == rest.admissions[0].read < 10 * BLOCK
             decode.check()
+
+
+async def test_idle_engine_reports_what_it_has_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that is over is reported, though no step runs: how many blocks are cached, and their keys."""
+    reports: list[StepReport] = []
+    monkeypatch.setattr(Side, "_note", lambda side, report: reports.append(report) if side.engine_id else None)
+    with trio.fail_after(60):
+        async with open_sides(2) as (prefill, decode):
+            await decode.fetch(1, PROMPT, prefill.peer)
+            await prefill.submit(1, PROMPT, ends_after_prefill=True)
+            await eventually(lambda: bool(reports), "a report of the engine that fetched")
+            assert reports[-1].num_cached_blocks == 10 and len(reports[-1].stored_keys) >= 10
+            await decode.engine.receive(EndFetch(1))
 
 
 async def test_never_arrives() -> None:
