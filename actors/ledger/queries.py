@@ -16,11 +16,11 @@ import sqlalchemy as sa
 
 from ..messages.counts import MAX_COUNT, Estimate, Known
 from ..messages.outcomes import Outcome
-from ..messages.usage_record import UsageRecord
+from ..messages.usage_record import ServiceTier, UsageRecord
 from .fields import TIERS
 from .schema import records
 
-GroupColumn = Literal["tenant", "key_id", "model", "parent", "endpoint", "outcome", "kind"]
+GroupColumn = Literal["tenant", "key_id", "model", "parent", "endpoint", "outcome", "kind", "service_tier"]
 
 
 @attrs.frozen
@@ -160,7 +160,7 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
         columns[f"estimated_{name}_tokens"] = total(_of_kind(name, "estimate", f"{name}_tokens"))
     is_queried = sa.and_(c.prompt_kind == "known", c.cached_kind == "known", _can_be(c.prompt_tokens))
     columns["queried_tokens"] = total(sa.case((is_queried, c.prompt_tokens), else_=0))
-    groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(c[name] for name in group_by)]
+    groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(_group(name) for name in group_by)]
     if bucket_s is not None:
         quotient = c.closed_at / bucket_s
         # SQLite may lack floor(); its cast truncates, PostgreSQL's rounds
@@ -168,6 +168,13 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
         groups.append((sa.cast(whole, sa.BigInteger) * bucket_s).label("bucket"))
     labelled = [column.label(name) for name, column in columns.items()]
     return sa.select(*labelled, *groups).group_by(*groups)
+
+
+def _group(name: GroupColumn) -> sa.ColumnElement[Any]:
+    if name == "service_tier":
+        is_batch = records.c.batch_id.is_not(None)
+        return sa.case((is_batch, ServiceTier.BATCH), else_=ServiceTier.STANDARD).label(name)
+    return records.c[name]
 
 
 def _of_kind(count: str, kind: str, name: str) -> sa.ColumnElement[int]:

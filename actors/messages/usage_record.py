@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import attrs
 
@@ -11,6 +12,13 @@ from quipu.kernels.step_types import SequenceKind
 from .block_manager import CacheMiss
 from .counts import UNKNOWN, Count, billable, estimated, shown
 from .outcomes import Fault, FinishReason, Outcome
+
+
+class ServiceTier(StrEnum):
+    """How a request was served, as prices and reports tell them apart."""
+
+    STANDARD = "standard"
+    BATCH = "batch"
 
 
 @attrs.frozen(kw_only=True)
@@ -99,6 +107,10 @@ class UsageRecord:
     """The usage that an upstream reported, with all its details, as JSON. None: an engine of this server counted."""
     fault: Fault | None = None
     """None: the server did not fail it, or the record is an older server's."""
+
+    @property
+    def service_tier(self) -> str:
+        return ServiceTier.STANDARD if self.batch_id is None else ServiceTier.BATCH
 
     @property
     def prompt_tokens(self) -> int | None:

@@ -10,7 +10,8 @@ that sends nothing is not waited for longer than the limit for bodies.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Final, cast
 
 import trio
@@ -51,7 +52,7 @@ class StreamedBody:
     def disconnect(self) -> None:
         """Do nothing: whoever reads the body is cancelled with the request."""
 
-    async def pieces(self, connection: Connection | None, idle_s: float | None) -> AsyncIterator[bytes]:
+    async def pieces(self, connection: Connection | None, idle_s: float | None) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives. Raises RequestTimeout."""
         if connection is not None:
             await connection.ask_for_body()
@@ -87,8 +88,9 @@ async def read_form(file_field: str, take: Take) -> UploadedForm:
     reader = _FormReader(MultipartDecoder(boundary.encode("latin1", "replace")), file_field, take)
     body = cast(StreamedBody, cast(object, request.body))
     connection = current_request_context().connection
-    async for piece in body.pieces(connection, request.body_timeout):
-        await reader.feed(piece)
+    async with aclosing(body.pieces(connection, request.body_timeout)) as pieces:
+        async for piece in pieces:
+            await reader.feed(piece)
     return await reader.finish()
 
 

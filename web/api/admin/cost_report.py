@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from quipu.actors.ledger.reading import GroupColumn, Query, Sum
+from quipu.actors.messages.usage_record import ServiceTier
 
 from .prices import ALWAYS, Amounts, PriceList, add_amounts, rounded
 
@@ -45,7 +46,7 @@ def split(query: Query, prices: PriceList | None) -> list[Query]:
 
 def columns(by: Sequence[GroupColumn], prices: PriceList | None) -> list[GroupColumn]:
     """Return the columns by which the ledger has to group."""
-    needed: tuple[GroupColumn, ...] = () if prices is None else ("model", "parent")
+    needed: tuple[GroupColumn, ...] = () if prices is None else ("model", "parent", "service_tier")
     return [*by, *(name for name in needed if name not in by)]
 
 
@@ -87,6 +88,8 @@ def _priced(one: Sum, query: Query, prices: PriceList | None) -> CostLine:
         price = prices.at(parent, moment)
     if price is None:
         return CostLine(one, {}, (model,))
+    if one.group.get("service_tier") == ServiceTier.BATCH and price.batch is not None:
+        price = price.batch
     return CostLine(one, {price.currency: price.cost(one)})
 
 

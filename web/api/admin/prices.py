@@ -11,6 +11,8 @@
     cache_write_5m = 0.60       # default: as input
     cache_write_1h = 1.00       # default: as input
     output = 1.50
+    batch.input = 0.25          # of lines of batches, with the same fields and defaults; default: as above
+    batch.output = 0.75
     from = 2026-01-01           # default: always; a later entry of the same model replaces an earlier one
 
 What must always hold: amounts are decimal and exact until `rounded`, which is applied once, to the sum that is shown;
@@ -42,7 +44,8 @@ SHOWN_DIGITS: Final = 6
 ALWAYS: Final = float("-inf")
 _EXACT: Final = Context(prec=120, traps=[Inexact])
 """Raises an exception rather than round."""
-_REQUIRED: Final = ("model", "currency", "input", "output")
+_NUMBERS: Final = ("input", "output")
+_REQUIRED: Final = ("model", "currency", *_NUMBERS)
 _LIKE_INPUT: Final = ("cached_input", "cache_write_5m", "cache_write_1h")
 _LIKE_CACHED: Final = tuple(f"cached_input_{tier}" for tier in LOWER_TIERS)
 
@@ -71,6 +74,8 @@ class Price:
     cached_input_host: Decimal = _as_cached
     cached_input_disk: Decimal = _as_cached
     cached_input_remote: Decimal = _as_cached
+    batch: Price | None = None
+    """Prices of lines of batches. None: as for other requests."""
     starts: float = ALWAYS
     """Unix seconds, inclusive: compared with the time at which a request was closed."""
 
@@ -174,16 +179,34 @@ def _read_entry(raw: Any, where: str) -> Price:
     for name in _REQUIRED:
         if name not in raw:
             raise PriceError(f"{where}: `{name}` is required")
-    if unknown := sorted(raw.keys() - {*_REQUIRED, *_LIKE_INPUT, *_LIKE_CACHED, "from"}):
+    if unknown := sorted(raw.keys() - {*_REQUIRED, *_LIKE_INPUT, *_LIKE_CACHED, "batch", "from"}):
         raise PriceError(f"{where}: unknown field `{unknown[0]}`")
     names = [_read_name(raw[name], f"{where}: `{name}`") for name in ("model", "currency")]
-    numbers = {name: _read_price(raw[name], f"{where}: `{name}`") for name in ("input", "output")}
+    numbers = _read_numbers(raw, where)
+    batch = _read_batch(raw["batch"], names, f"{where}.batch") if "batch" in raw else None
+    starts = _read_moment(raw["from"], f"{where}: `from`") if "from" in raw else ALWAYS
+    return Price(model=names[0], currency=names[1], starts=starts, batch=batch, **numbers)
+
+
+def _read_batch(raw: Any, names: list[str], where: str) -> Price:
+    """Return the prices of lines of batches. Raises PriceError."""
+    if not isinstance(raw, dict):
+        raise PriceError(f"{where} must be a table")
+    for name in _NUMBERS:
+        if name not in raw:
+            raise PriceError(f"{where}: `{name}` is required")
+    if unknown := sorted(raw.keys() - {*_NUMBERS, *_LIKE_INPUT, *_LIKE_CACHED}):
+        raise PriceError(f"{where}: unknown field `{unknown[0]}`")
+    return Price(model=names[0], currency=names[1], **_read_numbers(raw, where))
+
+
+def _read_numbers(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    numbers: dict[str, Any] = {name: _read_price(raw[name], f"{where}: `{name}`") for name in _NUMBERS}
     for name in _LIKE_INPUT:
         numbers[name] = _read_price(raw.get(name, raw["input"]), f"{where}: `{name}`")
     for name in _LIKE_CACHED:
         numbers[name] = _read_price(raw[name], f"{where}: `{name}`") if name in raw else numbers["cached_input"]
-    starts = _read_moment(raw["from"], f"{where}: `from`") if "from" in raw else ALWAYS
-    return Price(model=names[0], currency=names[1], starts=starts, **numbers)
+    return numbers
 
 
 def _read_name(value: Any, where: str) -> str:

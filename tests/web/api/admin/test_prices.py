@@ -179,9 +179,29 @@ def test_adapters_cost_what_their_model_costs(tmp_path: Path) -> None:
     prices = read(tmp_path, entry.format("demo", 1), entry.format("own", 3))
     grouped = columns(["tenant"], prices)
     sums = [
-        Sum(group=dict(zip(grouped, ("acme", model, parent), strict=True)), prompt_tokens=1_000_000)
+        Sum(group=dict(zip(grouped, ("acme", model, parent, "standard"), strict=True)), prompt_tokens=1_000_000)
         for model, parent in (("demo", None), ("one", "demo"), ("own", "demo"), ("stray", "gone"))
     ]
     (line,) = price_parts([(Query(), sums)], ["tenant"], prices)
     assert line.cost == {"USD": "5.00"}
     assert line.unpriced_models == ("stray",)
+
+
+def test_lines_of_batches_have_their_prices(tmp_path: Path) -> None:
+    """Tokens of lines cost what the `batch` table says, others as before; without one they cost the same."""
+    apart = read(tmp_path, ENTRY + "batch.input = 0.05\nbatch.output = 0.2\nbatch.cached_input = 0\n")
+    for prices, expected in ((apart, Decimal("0.25")), (read(tmp_path, ENTRY), Decimal("0.4"))):
+        assert "service_tier" in columns(["model"], prices)
+        for tier, amount in (("standard", Decimal("0.4")), ("batch", expected)):
+            group = {"model": "demo", "parent": None, "service_tier": tier}
+            one = Sum(group=group, prompt_tokens=1_000_000, completion_tokens=1_000_000)
+            (line,) = price_parts([(Query(), [one])], ["model"], prices)
+            assert line.amounts == {"EUR": amount}
+
+
+def test_batch_prices_are_checked(tmp_path: Path) -> None:
+    """An error in the `batch` table names it."""
+    cases = {"batch = 3\n": "batch must be a table", "batch.input = 1\n": "batch: `output` is required"}
+    for entry, message in cases.items():
+        with pytest.raises(PriceError, match=message):
+            read(tmp_path, ENTRY + entry)
