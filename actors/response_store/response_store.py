@@ -77,6 +77,11 @@ class ResponseStore:
         return self._stuck is not None
 
     @property
+    def num_leftovers(self) -> int:
+        """Objects that are to be deleted soon, since they will not be completed."""
+        return len(self._leftovers)
+
+    @property
     def num_evicted(self) -> int:
         return self._tables.space.num_evicted
 

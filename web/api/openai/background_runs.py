@@ -75,6 +75,7 @@ class Run:
         self.is_cancelled = False
         self.answered = trio.Event()
         """Set when its answer is known, and stored unless the store fails."""
+        self.is_stored = False
         self._runs = runs
         self._ticket: Ticket | None = None
         self._transcript = Transcript(Tally())
@@ -129,10 +130,10 @@ class Run:
                 task_status.started(None)
                 del open_in  # with the prompts, of which the tokenizer has its own
                 await self._start(ticket)
-                is_over = await self._end(await self._transcript.wait_closed())
+                await self._end(await self._transcript.wait_closed())
                 nursery.cancel_scope.cancel()
-        while not is_over:
-            is_over = await self.keeper.store_again()
+        while not self.is_stored:
+            self.is_stored = await self.keeper.store_again()
         return None
 
     async def _start(self, ticket: Ticket) -> None:
@@ -153,14 +154,14 @@ class Run:
         if self._writer is not None and before:
             self._writer.consume(before)
 
-    async def _end(self, closed: Closed) -> bool:
-        """Store the answer, and show the last events when it is stored. Return whether it is."""
+    async def _end(self, closed: Closed) -> None:
+        """Store the answer, and show the last events when it is stored."""
         if self._writer is not None and self.log is not None:
             self.log.hold()
             self.keeper.write_end(self._writer, closed, is_cancelled=self.is_cancelled)
-        is_over = await self.keeper.end_run(self._transcript, closed, self.log, is_cancelled=self.is_cancelled)
+        end = self.keeper.end_run(self._transcript, closed, self.log, is_cancelled=self.is_cancelled)
+        self.is_stored = await end
         self._show_end()
-        return is_over
 
     def _log_crash(self, error: Exception) -> None:
         _log.error("background_response.crashed", error_type=type(error).__name__, frames=frames_of(error))
@@ -197,8 +198,9 @@ class BackgroundRuns:
         self._by_tenant[run.tenant] += 1
 
     def find(self, tenant: str, response_id: str) -> Run | None:
+        """Return a tenant's run, unless it is stored."""
         run = self._runs.get(response_id)
-        return run if run is not None and run.tenant == tenant else None
+        return run if run is not None and run.tenant == tenant and not run.is_stored else None
 
     def forget(self, run: Run) -> None:
         if self._runs.pop(run.response_id, None) is not None:

@@ -75,6 +75,9 @@ class ResponseVersions:
 
 
 def _known_usage(known: UsageRecord | Tally) -> dict[str, Any] | None:
+    """Return the usage of what was not served; None if nothing was counted, as clients' types require numbers."""
+    if known.prompt_tokens is None:
+        return None
     if isinstance(known, Tally):
         usage = tallied_usage(known, with_tiers=False)
     else:
