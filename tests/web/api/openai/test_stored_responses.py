@@ -74,7 +74,7 @@ async def test_chain(stored: Stored) -> None:
     assert contents(stored) == ["be long", "one", "Hello", "two", "Hello", "three"]
     await client.responses.create(model="tiny", previous_response_id=third.id, input=[])
     assert contents(stored) == ["one", "Hello", "two", "Hello", "three", "Hello"]
-    listed = [item async for item in client.responses.input_items.list(third.id, order="asc", limit=2)]
+    listed: list[Any] = [item async for item in client.responses.input_items.list(third.id, order="asc", limit=2)]
     assert [item.content[0].text for item in listed] == ["one", "Hello", "two", "Hello", "three"]
     assert [item.role for item in listed] == ["user", "assistant", "user", "assistant", "user"]
     assert len({item.id for item in listed}) == 5
