@@ -24,6 +24,7 @@ from bench.body_parts import (
     COMPLETIONS,
     COUNT,
     DETOKENIZE,
+    EMBEDDINGS,
     FUNCTION,
     ID,
     INPUT_TOKENS,
@@ -36,9 +37,11 @@ from bench.body_parts import (
     OBJECT,
     PART,
     RENDER,
+    RERANK,
     RESPONSE_TOOL,
     RESPONSES,
     SCHEMA,
+    SCORE,
     TEXT,
     TOKEN,
     TOKENIZE,
@@ -288,6 +291,7 @@ _ADAPTER_PATH = mostly(
     st.sampled_from(["", ".", "..", "/etc", "nowhere", "empty", "first/adapter_config.json", "\0", "x/" * 3000]),
 )
 
+_POOLED = {**ADMISSION, **FOREIGN, **AFFINITY, "return_cached_tokens_details": st.booleans()}
 REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
         "prompt": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
@@ -300,6 +304,11 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     UNLOAD: {"lora_name": _ADAPTER},
     TOKENIZE: {"prompt": mostly(TEXT, st.none()), "messages": mostly(st.none(), CHAT_TURNS)},
     DETOKENIZE: {"tokens": TOKENS},
+    EMBEDDINGS: {
+        "input": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
+    },
+    SCORE: {"text_1": TEXT | st.lists(TEXT, min_size=1, max_size=2), "text_2": TEXT | st.lists(TEXT, max_size=3)},
+    RERANK: {"query": TEXT, "documents": st.lists(TEXT | st.fixed_dictionaries({"text": TEXT}), max_size=3)},
 }
 OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
@@ -375,6 +384,18 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "continue_final_message": st.booleans(),
     },
     DETOKENIZE: {"skip_special_tokens": JUNK},
+    EMBEDDINGS: {
+        **_POOLED,
+        "dimensions": mostly(st.integers(1, 16), st.integers(-1, 20)),
+        "encoding_format": mostly(st.sampled_from(["float", "base64"]), JUNK),
+    },
+    SCORE: {**_POOLED, "instruction": TEXT},
+    RERANK: {
+        **_POOLED,
+        "instruction": TEXT,
+        "top_n": mostly(st.integers(0, 4), JUNK),
+        "return_documents": mostly(st.booleans(), JUNK),
+    },
 }
 LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
 
@@ -426,3 +447,5 @@ ENDPOINTS = (
     DETOKENIZE,
     RENDER,
 )
+POOLED = (EMBEDDINGS, SCORE, RERANK)
+"""Those of servers that were started to embed."""

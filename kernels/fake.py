@@ -67,6 +67,8 @@ class Dials:
     most_tokens: int = 1
     """Tokens that a sequence may yield in a step, if its executor drafts for this backend
     (`actors/engine/executor/fake_drafter.py`)."""
+    vector_size: int = VECTOR_SIZE
+    """Elements of an output."""
     applies_rules: bool = False
     """Whether tokens are drawn as a sequence's rules want; otherwise only grammars are followed."""
     only_token_id: int | None = None
@@ -217,11 +219,12 @@ class FakeBackend(RunsAtOnce, SharesBlocks):
         """Return the sums that are requested, of made-up outputs."""
         sums: list[bytes] = []
         for row, start in zip(pooling.rows, pooling.starts, strict=True):
-            total = np.zeros(len(pooling.columns) or VECTOR_SIZE)
+            columns = pooling.columns or range(self.dials.vector_size)
+            total = np.zeros(len(columns))
             for token in range(start, batch.query_start[row + 1]):
                 values = [] if self.dials.only_token_id is not None else self._read(batch, row, token)
                 is_broken = self.dials.nan_token_id is not None and batch.token_ids[token] == self.dials.nan_token_id
-                total += np.nan if is_broken else made_up_output(values, pooling.columns)
+                total += np.nan if is_broken else made_up_output(values, columns)
             sums.append(total.tobytes())
         return sums
 

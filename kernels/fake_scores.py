@@ -46,10 +46,10 @@ VECTOR_SIZE = 16
 """Elements of a made-up output."""
 
 
-def made_up_output(values: list[int], columns: Sequence[int] = ()) -> npt.NDArray[np.float64]:
+def made_up_output(values: list[int], columns: Sequence[int] = range(VECTOR_SIZE)) -> npt.NDArray[np.float64]:
     """Return the output of the model after KV slots `values`: numbers between -1 and 1, each a multiple of 2**-20."""
     mixed = hash(tuple(values)) & MASK
-    elements = [slot_value(i, mixed) % (2 * _LOGPROB_STEPS) for i in columns or range(VECTOR_SIZE)]
+    elements = [slot_value(i, mixed) % (2 * _LOGPROB_STEPS) for i in columns]
     return np.array(elements) / _LOGPROB_STEPS - 1.0
 
 

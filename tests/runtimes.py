@@ -24,6 +24,7 @@ from quipu.actors.accountant.actor import Accountant
 from quipu.actors.accountant.journal import Journal
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.engine_roles import EngineRole
+from quipu.actors.config.pooling_config import Task
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.decoder import Decoder
@@ -37,7 +38,7 @@ from quipu.actors.messages.prompts import Prompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
-from quipu.actors.request_desk.interface import ServingInfo
+from quipu.actors.request_desk.interface import ServingInfo, VectorInfo
 from quipu.actors.request_desk.open_requests import OpenRequest
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.actors.shared.tokenizers_library import load_library
@@ -49,6 +50,7 @@ from quipu.actors.tokenizer.encoder import load_encoder
 from quipu.actors.tokenizer.template_source import read_template
 from quipu.actors.wiring import Runtime, open_runtime
 from quipu.kernels.fake import Dials, FakeBackend
+from quipu.kernels.fake_scores import VECTOR_SIZE
 from tests.actors.engine.block_manager.block_checks import check_manager
 from tests.fake_oracle import continuation
 from tests.tiny import BLOCK, BLOCK_BYTES, TINY, full_blocks
@@ -109,6 +111,8 @@ def serving_info(config: RuntimeConfig) -> ServingInfo:
         num_blocks=config.engine.num_blocks,
         vocab_size=config.vocab_size,
         settings={"speculative": config.engine.speculative},
+        task=Task(config.engine.task),
+        vectors=VectorInfo(VECTOR_SIZE, None) if config.engine.task == Task.EMBED else VectorInfo(),
     )
 
 

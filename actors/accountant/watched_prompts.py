@@ -11,7 +11,7 @@ from typing import Any
 
 from ..cache_insight.cache_watch import CacheWatch, WatchedPrompt
 from ..cache_insight.prefix_tree import Passage
-from ..messages.block_manager import MissReason
+from ..messages.block_manager import UNREAD
 from ..messages.counts import Known
 from ..shared.breakpoints import TTL_S
 from .applied_effects import CountedPrompt
@@ -34,7 +34,7 @@ def watch_prompt(
         prompt.num_prompt_tokens,
         prompt.cached.n,
         prompted.block_keys[index] if index < len(prompted.block_keys) else None,
-        reads_cache=admission.miss is None or admission.miss.reason is not MissReason.NEEDS_PROMPT_LOGPROBS,
+        reads_cache=admission.miss is None or admission.miss.reason not in UNREAD,
         is_first=not counted,
         is_first_hit=prompt.cached.n > 0 and not had_hit,
         sequence_ids=tuple(

@@ -254,6 +254,8 @@ class EngineConfig(SpeculativeSettings):
     """Fake executor: sample only this token without reading any KV, so that a step costs nothing."""
     fake_most_tokens: int = setting(1, "--fake-most-tokens", minimum=1, maximum=16, group="executor")
     """Fake executor: the most tokens that a sequence yields in a step."""
+    fake_vector_size: int = setting(16, "--fake-vector-size", minimum=1, maximum=65536, group="executor")
+    """Fake executor: elements of an embedding."""
     fake_replies: str | None = setting(None, "--fake-replies", group="executor")
     """Fake executor: a JSON file with the token ids to sample, by a token that the sequence contains, -1 being any."""
     task: str = setting(

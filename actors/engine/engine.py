@@ -15,11 +15,12 @@ import trio
 
 from ..channel import Channel, Sender
 from ..config.engine_config import EngineConfig
+from ..config.pooling_config import PoolingType
 from ..fleet.supervisor import Death, EngineLink
 from ..grammars.grammar_gate import GrammarGate, WebMessage
 from ..kv_events.event_log import EventLog
 from ..messages.accountant import StepReport
-from ..messages.block_manager import LookUp, Reserve
+from ..messages.block_manager import LookUp, MissReason, Reserve
 from ..messages.engine_adapters import AdapterLoaded, AdapterMessage, KeepAdapters, LoadAdapter, UnloadAdapter
 from ..messages.executor import ExecutorMessage
 from ..messages.handler import LookedUp
@@ -44,6 +45,10 @@ from .scheduler.waiting import Policy
 if TYPE_CHECKING:
     from ..kv_events.publisher import EventPublisher
 
+_WHY_UNREAD = {
+    PoolingType.LAST: MissReason.NEEDS_PROMPT_LOGPROBS,
+    PoolingType.MEAN: MissReason.NEEDS_EVERY_POSITION,
+}
 PLAN_SLOTS = 4
 """Messages of one kind that may wait between two of the actors: more than are ever in flight."""
 
@@ -80,6 +85,7 @@ class Engine:
             step_overhead_tokens=config.step_overhead_tokens,
             watermark_blocks=watermark_blocks,
             max_pinned_share=config.max_pinned_share,
+            why_unread=_WHY_UNREAD[config.pooling.type],
             tiers=opened.plan,
             observers=[] if self._event_log is None else [self._event_log],
         )

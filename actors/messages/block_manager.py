@@ -27,10 +27,16 @@ class MissReason(StrEnum):
     """The longest cached chain continues differently or ends."""
     NEEDS_PROMPT_LOGPROBS = "needs_prompt_logprobs"
     """The request asks for the scores of every prompt position (`echo`, `prompt_logprobs`), so all are computed."""
+    NEEDS_EVERY_POSITION = "needs_every_position"
+    """The prompt's embedding is a mean over all its positions, so all are computed."""
     CHEAPER_TO_COMPUTE = "cheaper_to_compute"
     """The next blocks are in a lower tier, from which loading them would take longer than computing them."""
     LOAD_FAILED = "load_failed"
     """The next block was asked of a lower tier and did not come, for one of the reasons in `LoadFailure`."""
+
+
+UNREAD = frozenset({MissReason.NEEDS_PROMPT_LOGPROBS, MissReason.NEEDS_EVERY_POSITION})
+"""Why a sequence may not read the cache, if it may not."""
 
 
 class MissDetail(msgspec.Struct, array_like=True, frozen=True):

@@ -64,6 +64,7 @@ def read_vector_files(folder: Path, wanted: str) -> VectorFiles:
         return VectorFiles(task=task)
     if "LogitScore" in modules:
         raise CheckpointError(f"--task embed: {_MODULES} is that of a reranker: use --task score")
+    _check_inputs(folder / "sentence_bert_config.json")
     prompt = _default_prompt(folder / "config_sentence_transformers.json")
     return VectorFiles(
         task=task,
@@ -153,6 +154,18 @@ def _matryoshka(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     ):
         raise CheckpointError("config.json: matryoshka_dimensions must be a list of positive integers")
     return tuple(listed)
+
+
+def _check_inputs(path: Path) -> None:
+    """Raises CheckpointError if sentence-transformers would change a text before it is tokenized."""
+    config = read_json(path) if path.exists() else {}
+    modalities = config.get("modality_config")
+    if isinstance(modalities, dict) and "message" in modalities:
+        raise CheckpointError(
+            f"{path}: modality_config has `message`, so that texts would be put into a chat template: not supported"
+        )
+    if config.get("do_lower_case"):
+        raise CheckpointError(f"{path}: do_lower_case is not supported")
 
 
 def _default_prompt(path: Path) -> str:

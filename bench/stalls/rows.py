@@ -2,7 +2,7 @@
 
 Each row is as large as a server with default limits accepts, or slightly larger. `docs/operate/limits.md` lists them; a
 new endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py`,
-`upstream_rows.py`, `explain_rows.py`, `report_rows.py`, `adapter_rows.py` or `prompt_rows.py`.
+`upstream_rows.py`, `explain_rows.py`, `report_rows.py`, `adapter_rows.py`, `pooled_rows.py` or `prompt_rows.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from bench.stalls.adapter_rows import ADAPTER_ROWS
 from bench.stalls.attack import RawRequest
 from bench.stalls.explain_rows import EXPLAIN_ROWS
 from bench.stalls.grammar_rows import GRAMMAR_ROWS
+from bench.stalls.pooled_rows import POOLED_ROWS
 from bench.stalls.prompt_rows import PROMPT_ROWS
 from bench.stalls.report_rows import REPORT_ROWS
 from bench.stalls.row_parts import (
@@ -233,6 +234,7 @@ ROWS: Sequence[Row] = (
     *REPORT_ROWS,
     *ADAPTER_ROWS,
     *PROMPT_ROWS,
+    *POOLED_ROWS,
     # ------------------------------------------------------------ connections
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),

@@ -236,6 +236,7 @@ KINDS: dict[str, Kind] = {
     "few_files": Kind(max_files=256),
     "booked": Kind(is_booked=True),
     "adapting": Kind(make_adapters, ADAPTING),
+    "embedding": Kind(_long, (*_FLAGS_LONG, "--task", "embed", "--speculative", "off", "--fake-vector-size", "4096")),
     "opening": Kind(_long, _FLAGS_LONG, reply=("", "<tool_call>")),
     "calling": Kind(_long, _FLAGS_LONG, reply=("", '<tool_call>{"name": "tool0", "arguments": {}}</tool_call>')),
     "nesting": Kind(_long, _FLAGS_LONG, reply=('<tool_call>\n{"name": "tool0", "arguments": {"p0": ', '[{"p0": ')),

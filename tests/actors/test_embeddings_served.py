@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from quipu.actors.config.pooling_config import PoolingConfig, PoolingType
+from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.scheduler import SequenceKind
 from quipu.kernels.fake import Dials
 from tests.fake_oracle import embedding
@@ -58,6 +59,7 @@ async def test_mean_computes_every_position(autojump_clock: trio.abc.Clock) -> N
         answers.append(await ask(client, LONG))
     assert {answer.vectors[0] for answer in answers} == {embedding(LONG, is_mean=True)}
     assert [answer.record.cached_tokens for answer in answers] == [0, 0, 0]
+    assert {answer.record.cache_misses for answer in answers} == {(CacheMiss(MissReason.NEEDS_EVERY_POSITION, 0),)}
     assert [answer.record.computed_tokens for answer in answers] == [len(LONG)] * 3
     assert first.record.cached_tokens == 0 and after.record.cached_tokens == full_blocks(len(LONG) - 1)
 

@@ -17,7 +17,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.bodies import ENDPOINTS, bodies
+from bench.bodies import ENDPOINTS, POOLED, bodies
 from bench.body_parts import COUNT, LOAD, MESSAGES, UNLOAD
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
@@ -86,7 +86,7 @@ def check(answer: Answer, endpoint: str) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("endpoint", [*ENDPOINTS, *POOLED])
 def test_random_bodies(endpoint: str, adapters: Path) -> None:
     """No 5xx; afterwards no account is open and no block held, and records, counters and clients agree.
 
@@ -111,6 +111,7 @@ async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path) -> None:
         "eos_token_ids": (EOS,),
         "tool_call_parser": "hermes",
         "max_loras": 2,
+        "task": "embed" if endpoint in POOLED else "generate",
     }
     async with small_runtime(dials, journal=journal, encode_apart=True, **settings) as runtime:
         client, answers = over_http(runtime, lora_dir=adapters), list[Answer]()

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 
-from quipu.kernels.batch import Scoring, StepBatch
+from quipu.kernels.batch import Pooling, Scoring, StepBatch
 from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from quipu.kernels.step_types import LogitRules
@@ -249,3 +250,14 @@ def test_scores_and_rules(checkpoints: dict[str, Path]) -> None:
     assert reported == theirs
     assert logprobs == pytest.approx(their_logprobs, abs=1e-4)
     assert reported[0] == [11, 7, 16]
+
+
+@pytest.mark.parametrize("columns", [(), (7, 3)])
+def test_pooled_outputs(checkpoints: dict[str, Path], columns: tuple[int, ...]) -> None:
+    """Match the reference's final states, of the last token and summed, without a head; and two of the logits with."""
+    settings = {"headless": not columns}
+    ours, theirs = (make(checkpoints["qwen3-odd"], **settings) for make in (make_triton, make_backend))
+    batch = make_batch(row(0, samples=False), row(1, samples=False), row(2, samples=False))
+    batch = attrs.evolve(batch, pooling=Pooling([0, 2], [0, 11], columns))
+    for mine, other in zip(ours.step(batch).pooled, theirs.step(batch).pooled, strict=True):
+        assert np.frombuffer(mine) == pytest.approx(np.frombuffer(other), abs=1e-3)

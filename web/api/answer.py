@@ -52,6 +52,8 @@ class Reply(ABC):
 
     heartbeat: bytes = sse.PING
     """Sent by an idle stream from time to time."""
+    keeps_texts: bool = False
+    """Whether it holds texts of the body, whose memory is counted until it is over."""
 
     def __init__(self, wanted: GenerationRequest, answer_id: str) -> None:
         self.wanted = wanted
@@ -144,7 +146,8 @@ async def answer(
             return await keeper.run_apart(partial(open_request, encode, endpoint, caller, desk, options, traced))
     ticket = open_request(encode, endpoint, caller, desk, options, traced, context)
     del encode  # only its prompts are kept, once and until they are encoded
-    ticket.when_encoded(share.release)
+    if not reply.keeps_texts:
+        ticket.when_encoded(share.release)
     context.ignored_fields = lambda: reply.ignored.header(ticket.dropped)
     if placement is not None:
         ticket.when_encoded(placement.on_routed)

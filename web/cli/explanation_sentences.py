@@ -27,9 +27,12 @@ REASONS = {
     "nothing": "The prompt differs from every prompt that is cached from its beginning.",
     "diverged": "From there on the prompt differs from every prompt that is cached.",
     "needs_prompt_logprobs": "The request asks for scores of its prompt, so all of it was computed.",
+    "needs_every_position": "The embedding is a mean over all of the prompt, so all of it was computed.",
     "cheaper_to_compute": "What follows is in a slower tier of the cache; to load it would have taken longer.",
     "load_failed": "What follows was in a slower tier of the cache, but could not be loaded, or not in time.",
 }
+NO_PLACE = ("none", "disabled", "needs_prompt_logprobs", "needs_every_position")
+"""Reasons that have no place to name."""
 SOURCES = {
     "reused": "reused",
     "host": "loaded from the host",
@@ -96,7 +99,7 @@ def _of_prompt(prompt: dict[str, Any]) -> Iterator[str]:
 
 def _of_end(ended: dict[str, Any], messages: list[dict[str, Any]]) -> Iterator[str]:
     reason = _text(ended.get("reason"))
-    if reason not in ("none", "disabled", "needs_prompt_logprobs") and _is_count(token := ended.get("token")):
+    if reason not in NO_PLACE and _is_count(token := ended.get("token")):
         if token:
             yield f"The cached part ends at token {token:,}{_place(ended, messages)}."
         elif reason == "diverged":

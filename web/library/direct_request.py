@@ -18,6 +18,7 @@ from quipu.actors.request_desk.interface import Desk, DeskClosed, ServingInfo
 
 from ..api.answer import ParsedRequest, Reply, with_adapter
 from ..api.body_table import SHAPES
+from ..api.generation import check_task
 from ..api.ignored_fields import ignored_fields
 from ..api.openai.routes import read_chat, read_completion
 from ..api.stream import Transcript
@@ -52,6 +53,7 @@ async def read_request(desk: Desk, body: Mapping[str, Any]) -> Asked:
     fields = {"model": desk.info.model_names[0], "return_token_ids": True, **body}
     request_id = desk.new_request_id()
     try:
+        check_task(endpoint, desk.info)
         reply = await _READERS[endpoint](ParsedRequest(fields, request_id, desk.info, _OPTIONS))
     except APIError as error:
         raise _own(error) from None

@@ -33,8 +33,17 @@ class CachedPrefix:
 class CacheReader:
     """Finds prompts in the index of one pool."""
 
-    def __init__(self, pool: Pool, block_size: int, misses: MissTracker | None, *, is_enabled: bool) -> None:
-        """`misses` explains why a prefix ends; None: nothing does."""
+    def __init__(
+        self,
+        pool: Pool,
+        block_size: int,
+        misses: MissTracker | None,
+        *,
+        is_enabled: bool,
+        why_unread: MissReason = MissReason.NEEDS_PROMPT_LOGPROBS,
+    ) -> None:
+        """`misses` explains why a prefix ends; None: nothing does. `why_unread`: why a sequence may not read it."""
+        self._why_unread = why_unread
         self._pool = pool
         self.block_size = block_size
         self._misses = misses
@@ -58,7 +67,7 @@ class CacheReader:
         if not self._is_enabled:
             return CacheMiss(MissReason.DISABLED, 0)
         if not may_read:
-            return CacheMiss(MissReason.NEEDS_PROMPT_LOGPROBS, 0)
+            return CacheMiss(self._why_unread, 0)
         if self._misses is None:
             return CacheMiss(MissReason.NONE, 0)
         return self._misses.explain(root_key, keys, token_ids, len(prefix.blocks), prefix.limit)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...messages.block_manager import LookUp, Reserve
+from ...messages.block_manager import LookUp, MissReason, Reserve
 from ...messages.handler import LookedUp
 from ...messages.peers import EndFetch, Fetch
 from ...messages.scheduler import Granted
@@ -64,6 +64,7 @@ class BlockManager:
         watermark_blocks: int = 0,
         max_pinned_share: float = 0.5,
         explain_misses: bool = True,
+        why_unread: MissReason = MissReason.NEEDS_PROMPT_LOGPROBS,
         tiers: TierPlan | None = None,
         observers: Sequence[BlockObserver] = (),
         make_pool: Callable[[int], Pool] = make_pool,
@@ -103,7 +104,9 @@ class BlockManager:
         if self.tiers is not None:
             self.tiers.announce()
         self._evictions = None if misses is None else misses.evictions
-        self._reader = CacheReader(self.pool, block_size, misses, is_enabled=enable_prefix_caching)
+        self._reader = CacheReader(
+            self.pool, block_size, misses, is_enabled=enable_prefix_caching, why_unread=why_unread
+        )
         self._admissions = Admissions(
             self.pool,
             self.pins,

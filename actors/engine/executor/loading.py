@@ -69,6 +69,7 @@ def load_executor(config: EngineConfig) -> Executor:
         backend.dials.poison_token_id = config.fake_poison_token_id
         backend.dials.only_token_id = config.fake_token_id
         backend.dials.most_tokens = config.fake_most_tokens
+        backend.dials.vector_size = config.fake_vector_size
         if config.fake_replies is not None:
             replies = json.loads(Path(config.fake_replies).read_text("utf-8"))
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}

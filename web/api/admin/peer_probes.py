@@ -14,8 +14,10 @@ from quart import Response
 from quart_trio import QuartTrio
 
 import quipu
+from quipu.actors.config.pooling_config import Task
 from quipu.actors.messages.prompts import TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.scheduler import SequenceKind
 from quipu.actors.request_desk.interface import Desk
 
 from ...auth.caller import caller_of
@@ -102,15 +104,17 @@ def install_peer_probes(app: QuartTrio, desk: Desk, options: AppOptions) -> None
 
 
 async def _generate(desk: Desk, options: AppOptions) -> None:
-    """Have one token generated from one token. Raises APIError."""
+    """Have one token generated from one token, or what the server is for computed of it. Raises APIError."""
     context, model = current_request_context(), desk.info.model_names[0]
+    generates = desk.info.task is Task.GENERATE
     context.is_generation = True
     wanted = GenerationRequest(
         model=model,
         prompts=(TokenPrompt((_PROBE_TOKEN,)),),
         prompt_param="prompt",
         num_choices=1,
-        max_tokens=1,
+        max_tokens=1 if generates else 0,
+        kind=SequenceKind.GENERATE if generates else SequenceKind.EMBED,
         max_tokens_param="max_tokens",
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
         stop=(),

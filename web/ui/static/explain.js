@@ -9,6 +9,7 @@ const REASONS = {
   other_domain: "The same tokens are cached for another tenant or salt. Caches are never shared between them.",
   diverged: "From there on the prompt differs from every prompt that is cached.",
   needs_prompt_logprobs: "The request asks for scores of its prompt, so all of it is computed.",
+  needs_every_position: "The embedding is a mean over all of the prompt, so all of it is computed.",
   cheaper_to_compute: "What follows is in a slower tier of the cache. To load it from there would have taken longer than to compute it.",
   load_failed: "What follows was in a slower tier of the cache, but could not be loaded from there, or not in time.",
 };

@@ -1,0 +1,41 @@
+"""Rows of embeddings, scores and rankings: as many inputs and as large answers as a request may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.stalls.row_parts import MEBIBYTE, Row, one, text_of
+
+EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
+SERVER = "embedding"
+"""Its vectors have 4,096 elements."""
+
+
+def _inputs(given: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "input": given} | fields
+
+
+def _ranked(query: str, documents: list[str]) -> dict[str, Any]:
+    return {"model": "demo", "query": query, "documents": documents}
+
+
+POOLED_ROWS: Sequence[Row] = (
+    Row("512 embeddings as floats", one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(512)]), 4), 4, SERVER),
+    Row(
+        "512 embeddings as base64",
+        one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(512)], encoding_format="base64"), 4),
+        concurrency=4,
+        server=SERVER,
+    ),
+    Row("512 embeddings of 4,000 characters", one(EMBEDDINGS, lambda: _inputs([text_of(4000)] * 512)), server=SERVER),
+    Row("embedding of 4 MB", one(EMBEDDINGS, lambda: _inputs(text_of(4 * MEBIBYTE)), 4), 4, SERVER),
+    Row("embedding of a million ids", one(EMBEDDINGS, lambda: _inputs([7] * 1_000_000), 4), 4, SERVER),
+    Row(
+        "256 pairs of texts",
+        one(SCORE, lambda: {"model": "demo", "text_1": ["Hi."] * 256, "text_2": [text_of(2000)] * 256}, 4),
+        concurrency=4,
+        server=SERVER,
+    ),
+    Row("511 documents of 16 KB", one(RERANK, lambda: _ranked("Hi.", [text_of(16_000)] * 511)), server=SERVER),
+)
