@@ -62,6 +62,12 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     to_score: ToScore | None = None
     forgets_outputs: bool = False
     """Whether outputs of sequences that have ended must not be used for drafts any more."""
+    fewer_positions: dict[int, int] = {}
+    """Rows that continue and may advance by fewer positions than `most_positions`: by so many."""
+
+    def most_positions_of(self, row: int) -> int:
+        """Return the maximum number of positions that a row that continues may advance."""
+        return self.fewer_positions.get(row, self.most_positions)
 
 
 class Barrier(msgspec.Struct, frozen=True, gc=False):

@@ -192,6 +192,8 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     """...and the last before this one. Those at or after the row's end were rejected: their KV means nothing."""
     predicted_rows: list[int] = []
     """Those of these whose draft is from what the client predicts."""
+    drafts_next: bool = True
+    """Whether there may be drafts for the next steps. If not, their plans need no room for them."""
 
 
 @attrs.frozen

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import attrs
 
-_MIN_GAIN = 1.03
-"""Drafts are verified if they make the step's tokens cheaper by this factor at least."""
+MIN_GAIN = 1.08
+"""Drafts are verified if they make the step's tokens cheaper by this factor at least. Where they gain less, they may as
+well lose: rows that end earlier leave the others a smaller batch."""
 
 
 @attrs.frozen
@@ -75,7 +76,7 @@ class StepSize:
 def may_pay(most: int, step: StepSize, costs: PassCosts) -> bool:
     """Return whether up to `most` draft tokens would be worth verifying in this step if all of them were right."""
     num, reads = step.num_tokens, step.num_positions
-    rate = step.num_drawn / costs.of_pass(num, reads) * _MIN_GAIN
+    rate = step.num_drawn / costs.of_pass(num, reads) * MIN_GAIN
     # costs are linear between points, so the best is at one of them, or at an end
     further = [at - num for at in costs.num_tokens if num < at < num + most]
     return any((step.num_drawn + more) / costs.of_pass(num + more, reads) > rate for more in (1, *further, most))
@@ -93,7 +94,7 @@ def choose_depths(
         ((chance, -depth, row) for row, of_row in enumerate(chances) for depth, chance in enumerate(of_row))
     )
     num_read, expected = 0, float(step.num_drawn)
-    best, best_num = expected / costs.of_pass(step.num_tokens, step.num_positions) * _MIN_GAIN, 0
+    best, best_num = expected / costs.of_pass(step.num_tokens, step.num_positions) * MIN_GAIN, 0
     for num, (chance, _, row) in enumerate(ranked[::-1][:most], 1):
         expected += chance
         num_read += lengths[row]

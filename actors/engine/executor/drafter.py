@@ -63,6 +63,8 @@ class SequenceDrafts:
             self.untried = None
 
 
+PATIENCE = 8
+"""Steps without a draft that is worth verifying, after which none is expected."""
 MAX_OTHERS = 8
 """Rows that are searched in a step although their last draft was wrong, or they had none: looking for drafts in vain
 should cost nothing that can be measured."""
@@ -81,8 +83,13 @@ class Drafts(Protocol):
         """The most of a step; None: as many as its rows may have."""
         ...
 
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether there may be drafts for the next steps, if their rows may advance by several positions."""
+        ...
+
     def propose(self, rows: StepRows) -> dict[int, Draft]:
-        """Return drafts of rows that continue; none is empty."""
+        """Return drafts of rows that continue and may advance by several positions; none is empty."""
         ...
 
     def note_accepted(self, sequence_id: int, num_accepted: int) -> None:
@@ -112,16 +119,30 @@ class Drafter:
         self._repeating: set[int] = set()
         """Sequences whose last draft was right, at least in part."""
         self._num_steps = 0
+        self._num_in_vain = 0
+        """Steps since there was a draft that was worth verifying, or could have been in a sequence that is new."""
+
+    @property
+    def expects_drafts(self) -> bool:
+        """Whether there may be drafts for the next steps.
+
+        If not, steps take one position a row, which needs no blocks for more, and lets a device go on to the next step
+        without waiting for the result of this one. Drafts are looked for all the same.
+        """
+        return self._num_in_vain < PATIENCE
 
     def propose(self, rows: StepRows) -> dict[int, Draft]:
-        """Return drafts of rows that continue; none is empty."""
+        """Return drafts of rows that continue and may advance by several positions; none is empty."""
         size = rows.size
         if not may_pay(self.max_tokens, size, self.costs):
+            self._num_in_vain = PATIENCE
             return {}
+        self._num_in_vain = 0 if rows.num_going_on < len(rows.ids) else self._num_in_vain + 1
         found: list[tuple[int, SequenceDrafts, Draft]] = []
         num_searched = 0
         for place, row in enumerate(self._rows_to_search(rows)):
-            state, most = rows.states[row], rows.ends[row] - rows.starts[row] - 1
+            state, start = rows.states[row], rows.starts[row]
+            most = min(self.max_depth, state.max_len - 2 - start)
             if most <= 0:
                 continue
             drafts = self._drafts_of(rows.ids[row], state)
@@ -129,7 +150,6 @@ class Drafter:
             num_searched += len(drafts.tokens) + len(drafts.prediction) + (0 if recent is None else len(recent))
             if num_searched > MAX_SEARCHED and place:
                 break
-            most = min(most, self.max_depth)
             draft = _under_grammar(self._find(drafts, recent, state, most), state, most)
             if draft is not None:
                 found.append((row, drafts, draft))
@@ -144,8 +164,13 @@ class Drafter:
                 drafts.leave_untried(draft, len(rows.states[row].tokens))
                 self._repeating.discard(rows.ids[row])
                 continue
-            drafts.untried = None
-            drafts.pending = chosen[row] = draft.cut(depth)
+            self._num_in_vain = 0
+            depth = min(depth, rows.ends[row] - rows.starts[row] - 1)
+            if depth:
+                drafts.untried = None
+                drafts.pending = chosen[row] = draft.cut(depth)
+            else:
+                drafts.leave_untried(draft, len(rows.states[row].tokens))  # a later step may verify what is found then
         return chosen
 
     def note_accepted(self, sequence_id: int, num_accepted: int) -> None:

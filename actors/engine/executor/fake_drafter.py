@@ -19,6 +19,7 @@ class FakeDrafter:
     """Knows what the fake backend will draw, apart from grammars. Depths follow the backend's dials."""
 
     max_tokens: int | None = None
+    expects_drafts = True
 
     def __init__(self, backend: FakeBackend) -> None:
         self._backend = backend

@@ -91,8 +91,10 @@ class LaunchedStep:
             for admit in plan.admitted
         )
 
-    def done(self, rows: StepRows, ends: list[int], tokens: RowTokens, payloads: StepPayloads | None) -> StepDone:
-        """Return the result. `ends`: how far each row has got."""
+    def done(
+        self, rows: StepRows, ends: list[int], tokens: RowTokens, payloads: StepPayloads | None, *, drafts_next: bool
+    ) -> StepDone:
+        """Return the result. `ends`: how far each row has got. `drafts_next`: whether drafts are expected."""
         plan, copies, kept = self.plan, self.copies, tokens.without_failed()
         drafts = {} if self.expanded is None else self.expanded.drafts
         return StepDone(
@@ -116,4 +118,5 @@ class LaunchedStep:
             draft_rows=list(drafts),
             predicted_rows=[row for row in drafts if row in self.predicted_rows],
             draft_ends=[rows.starts[row] + 1 + len(draft) for row, draft in drafts.items()],
+            drafts_next=drafts_next,
         )

@@ -61,8 +61,8 @@ class StepRows:
             ends = [start + 1 for start in starts]
         else:
             ends = [
-                max(start + 1, min(start + most, state.max_len - 1))
-                for start, state in zip(starts, states, strict=False)
+                max(start + 1, min(start + plan.most_positions_of(row), state.max_len - 1))
+                for row, (start, state) in enumerate(zip(starts, states, strict=False))
             ]
         carried = [True] * num_going_on
         if uncarried:

@@ -245,10 +245,8 @@ class Executor:
             rows.skip({sequence_id: copy.num_tokens for sequence_id, copy in step.copies.items()})
         step.writes = self.tags.written_by(rows.states, rows.starts, rows.ends)
         self.tags.forget(step.writes)
-        drafts = {}
-        if self.drafter is not None and rows.may_yield_several:
-            drafts = self.drafter.propose(rows)
-            step.predicted_rows = {row for row, draft in drafts.items() if draft.is_predicted}
+        drafts = {} if self.drafter is None else self.drafter.propose(rows)
+        step.predicted_rows = {row for row, draft in drafts.items() if draft.is_predicted}
         tokens = {row: draft.token_ids for row, draft in drafts.items()}
         step.batch = make_batch(
             rows,
@@ -283,7 +281,8 @@ class Executor:
                 self.drafter.note_accepted(rows.ids[row], len(drawn.more.get(row, ())))
         self.tags.write(rows.states, rows.starts, ends, () if following is None else frozenset(following.writes))
         rows.advance(ends, pooled.sums)
-        return step.done(rows, ends, tokens, payloads)
+        drafts_next = self.drafter is not None and self.drafter.expects_drafts
+        return step.done(rows, ends, tokens, payloads, drafts_next=drafts_next)
 
     def _forget(self, plan: StepPlan) -> None:
         """Forget what a plan says may be forgotten."""

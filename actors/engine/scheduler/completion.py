@@ -43,6 +43,7 @@ class StepCompletion:
         if step is None:
             return
         state.last_answered_step = done.step
+        state.running.drafts_next = done.drafts_next
         if step.publishes:
             state.cache_updates.committed_steps.append(done.step)
         plan, sequences = step.plan, step.sequences
@@ -110,9 +111,10 @@ class StepCompletion:
         """Take back what current rows that went on might have advanced, and did not."""
         for row in rows:
             sequence, advanced = step.sequences[row], done.row_ends[row] - done.row_starts[row]
-            if advanced < step.plan.most_positions:
+            sequence.last_advance = advanced
+            if advanced < (most := step.num_positions(row)):
                 was_planned_out = not sequence.is_decoding
-                sequence.next_start -= step.plan.most_positions - advanced
+                sequence.next_start -= most - advanced
                 if was_planned_out:
                     self._state.running.note_phase_change()
 

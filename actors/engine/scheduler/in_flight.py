@@ -63,7 +63,7 @@ class StepInFlight:
         """Return how many positions a row may have had."""
         plan = self.plan
         going_on = row < plan.num_going_on
-        return plan.most_positions if going_on else plan.chunk_counts[row - plan.num_going_on]
+        return plan.most_positions_of(row) if going_on else plan.chunk_counts[row - plan.num_going_on]
 
     @property
     def total_positions(self) -> int:

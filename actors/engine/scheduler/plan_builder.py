@@ -12,6 +12,7 @@ import msgspec
 
 from ...messages.executor import Admit, StepPlan, ToScore
 from ...messages.scheduler import Granted
+from .draft_room import hold_back
 from .in_flight import FirstStep, StepInFlight
 from .prompt_scores import add_prompt_scoring
 from .running import NONE_DECODE, DecodingSet
@@ -77,6 +78,9 @@ class PlanBuilder:
         decoding, most = decode.decoding.sequences, decode.most_positions
         rows = PlanRows(decode.decoding)
         steady = state.running.note_step(decode.decoding, most, step)
+        fewer_positions = {} if most == 1 else hold_back(decoding, most)
+        if fewer_positions:
+            state.running.note_phase_change()
         if granted is not None and granted.sequence_ids:
             self._add_granted(rows, granted, decode.growing)
         sequences = rows.sequences
@@ -103,6 +107,7 @@ class PlanBuilder:
             new_blocks=rows.new_blocks,
             to_score=rows.to_score,
             forgets_outputs=forgets_outputs,
+            fewer_positions=fewer_positions,
         )
         state.in_flight.send(
             StepInFlight(

@@ -17,6 +17,7 @@ import msgspec
 
 from ...shared import preemption
 from .config import SchedulerConfig
+from .draft_room import growing_rows
 from .sequence import ALONE, Sequence, SharedAdvance
 from .token_budget import TokenBudget
 from .waiting import Policy, WaitingQueue
@@ -27,6 +28,10 @@ MAX_CANDIDATES = 64
 MAX_CANDIDATE_KEYS = 1 << 15
 """Block keys of all candidates but the first: sixteen prompts of a million cached tokens stalled every request for
 0.4 s."""
+
+
+FEW = 8
+"""So many sequences may verify drafts as soon as one of them is new, before the executor has looked for any."""
 
 
 class DecodingSet(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +103,8 @@ class RunningSet:
         self._num_batch = 0
         """Running lines of batches."""
         self._num_stable = 0  # positions until the first decoding sequence may have all its outputs planned
+        self.drafts_next = True
+        """Whether a step may verify drafts, as far as the executor knows."""
         self.num_removals = 0
         """If this has not changed since a step was sent, every row of that step is still current."""
 
@@ -110,6 +117,7 @@ class RunningSet:
     def add(self, sequence: Sequence) -> None:
         self._running[sequence.id] = sequence
         self._num_batch += sequence.is_batch
+        self.drafts_next |= len(self._running) <= FEW
         self._phases_changed = True
 
     def remove(self, sequence: Sequence) -> None:
@@ -160,7 +168,7 @@ class RunningSet:
             growing = self._opening_next()
             rows, counts = [decoding.sequences[index] for index in growing], [1] * len(growing)
         else:
-            growing, rows, counts = _growing_rows(decoding.sequences, most)
+            growing, rows, counts = growing_rows(decoding.sequences, most)
         if self._prefilling:
             budget = self._choose_chunks(budget, rows, counts)
         candidates: list[Sequence] = []
@@ -175,7 +183,7 @@ class RunningSet:
         if self._phases_changed:
             self._split_by_phase()
         decoding = DecodingSet.of([s for s in self._decoding.sequences if s.id in group])
-        growing, rows, counts = _growing_rows(decoding.sequences, 1)
+        growing, rows, counts = growing_rows(decoding.sequences, 1)
         for s in self._prefilling:
             if s.id in group:
                 rows.append(s)
@@ -236,7 +244,7 @@ class RunningSet:
     def _most_positions(self, num_decoding: int, budget: int) -> int:
         """Return how far each decoding sequence may advance: fewer where there are many for the budget."""
         most, limit = self._config.most_positions, self._config.most_draft_tokens
-        if most == 1 or not num_decoding:
+        if most == 1 or not num_decoding or not self.drafts_next:
             return 1
         if limit is not None and num_decoding + limit <= budget:
             return most
@@ -271,16 +279,6 @@ class RunningSet:
             return {}
         tenants = {s.tenant for s in self._prefilling}.union(self._waiting.tenants())
         return dict.fromkeys(tenants, -(-budget // len(tenants))) if len(tenants) > 1 else {}
-
-
-def _growing_rows(decoding: list[Sequence], most_positions: int) -> tuple[list[int], list[Sequence], list[int]]:
-    """Return the indexes of the sequences that may need a block, and their rows: sequences and counts."""
-    if most_positions == 1:
-        growing = [index for index, s in enumerate(decoding) if s.next_start >= s.num_slots]
-        return growing, [decoding[index] for index in growing], [1] * len(growing)
-    growing = [index for index, s in enumerate(decoding) if s.furthest(most_positions) > s.num_slots]
-    rows = [decoding[index] for index in growing]
-    return growing, rows, [s.furthest(most_positions) - s.next_start for s in rows]
 
 
 def _within_key_limit(candidates: list[Sequence]) -> list[Sequence]:

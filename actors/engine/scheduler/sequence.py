@@ -84,6 +84,8 @@ class Sequence:
     status: Status = Status.WAITING
     prefill_end: int = 0
     """Number of tokens known at its admission, which have to be computed before it decodes."""
+    last_advance: int = 1
+    """How many positions it has advanced in the last step that could have had several."""
     num_slots: int = 0
     """Positions for which it has blocks."""
     unsent_blocks: list[int] = attrs.field(factory=list)

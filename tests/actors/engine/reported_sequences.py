@@ -107,13 +107,13 @@ class ReportedSequences:
         counts = done.num_tokens or [1] * len(done.row_ids)
         for row, end in zip(done.draft_rows, done.draft_ends, strict=True):
             start, kept = done.row_starts[row] + 1, max(done.row_starts[row] + 1, done.row_ends[row])
-            assert start <= kept <= end < start + plan.most_positions, (
+            assert start <= kept <= end < start + plan.most_positions_of(row), (
                 "more was accepted than drafted, or drafted than may"
             )
             self._drafts.append((done.row_ids[row], start, kept, end, row in done.predicted_rows))
         for row, sequence_id in enumerate(plan.row_ids[: plan.num_going_on]):
             advanced = done.row_ends[row] - done.row_starts[row]
-            assert 1 <= advanced <= plan.most_positions
+            assert 1 <= advanced <= plan.most_positions_of(row)
             assert counts[row] in (advanced, 0), "a decoding row advances one position for each token"
             self.num_advanced_further += advanced > 1
             self._spans.append((sequence_id, done.row_starts[row], done.row_ends[row]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quipu.actors.engine.executor.draft_depth import FREE, PassCosts, StepSize, choose_depths, may_pay
+from quipu.actors.engine.executor.draft_depth import FREE, MIN_GAIN, PassCosts, StepSize, choose_depths, may_pay
 
 LINEAR = PassCosts.of({1: 1.0, 2: 2.0})
 """A token more costs as much as the first: nothing is gained."""
@@ -63,7 +63,7 @@ def test_depths_are_the_best(rows: list[list[float]], others: int, steps: list[f
     depths = depths_of(chances, 64, costs, others)
     best = max(rate(each) for each in itertools.product(*(range(len(of_row) + 1) for of_row in chances)))
     none = rate((0,) * len(rows))
-    assert rate(tuple(depths)) == pytest.approx(best if best > none * 1.02 else none, rel=0.021)
+    assert rate(tuple(depths)) == pytest.approx(best if best > none * MIN_GAIN else none, rel=1e-6)
 
 
 @given(

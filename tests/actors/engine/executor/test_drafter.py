@@ -8,11 +8,12 @@ import pytest
 
 from quipu.actors.engine.executor import drafter as drafter_module
 from quipu.actors.engine.executor.draft_depth import PassCosts
-from quipu.actors.engine.executor.drafter import Drafter
+from quipu.actors.engine.executor.drafter import PATIENCE, Drafter
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.scheduler import StepDone
 from quipu.kernels.fake import Dials
+from tests.actors.engine.ahead_bench import AheadBench
 from tests.actors.engine.engine_bench import EngineBench
 from tests.fake_oracle import continuation
 
@@ -139,6 +140,34 @@ def test_costly_passes_verify_nothing() -> None:
     (submission,) = bench.submit([1, 2, 3], 60)
     bench.finish()
     assert not bench.drafted() and submission.tokens == PERIODIC[-1][:60]
+
+
+class AheadDraftingBench(AheadBench):
+    """The same on a device that runs beside the host."""
+
+    def __init__(self, replies: Any) -> None:
+        super().__init__(LIMITS, dials=Dials(most_tokens=9, replies=replies))
+        drafter = Drafter(max_depth=8, max_tokens=24, shares_outputs=True)
+        self.executor = Executor(self.executor.backend, max_num_seqs=LIMITS.max_num_seqs, drafter=drafter)
+
+
+def test_steps_go_on_at_once_where_nothing_is_drafted() -> None:
+    """Where there is nothing to draft, steps take one position a row, and are launched behind the running one; once the
+    text repeats, drafts are verified again."""
+    strange, familiar = list(range(100, 160)), [5, 6, 7, 8, 9] * 14
+    bench = AheadDraftingBench({-1: strange + familiar})
+    (submission,) = bench.submit([1, 2, 3], 120)
+    bench.finish()
+    bench.check_at_rest()
+    assert submission.tokens == (strange + familiar)[:120]
+    done = [result for result in bench.handled if isinstance(result, StepDone)]
+    assert bench.num_ahead > 40, "most steps of the first part"
+    assert len(done) < 60 + PATIENCE + 30, "the second part takes few"
+    bench.handled.clear()
+    (submission,) = bench.submit([1, 2, 3, 4], 120)
+    bench.finish()
+    assert submission.tokens == (strange + familiar)[:120]
+    assert len(bench.handled) < 30, "a new sequence is drafted from its first tokens on"
 
 
 def test_untried_drafts_are_learned_from() -> None:

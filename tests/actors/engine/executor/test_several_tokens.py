@@ -9,9 +9,13 @@ from typing import Any
 import attrs
 import pytest
 
+from quipu.actors.engine.executor.draft_lookup import Draft
+from quipu.actors.engine.executor.fake_drafter import FakeDrafter
 from quipu.actors.engine.executor.grammar_entry import Mask
 from quipu.actors.engine.executor.grammars import NoMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
+from quipu.actors.engine.executor.step_rows import StepRows
+from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar
 from quipu.actors.messages.scheduler import StepDone, StepFailed
@@ -67,6 +71,27 @@ def test_nothing_after_the_end(at: int) -> None:
     assert ends[0] == len(PROMPT) + end - 1, "the stop token itself must not be computed in the step that samples it"
 
 
+class NoDrafts(FakeDrafter):
+    def propose(self, rows: StepRows) -> dict[int, Draft]:
+        return {}
+
+
+def test_every_step_has_a_row_until_the_end() -> None:
+    """A sequence that might end with a step has a row in the next one, too: it most often advances by one position."""
+    bench = bench_of(8)
+    backend = bench.executor.backend
+    assert isinstance(backend, FakeBackend)
+    bench.executor = Executor(backend, max_num_seqs=LIMITS.max_num_seqs, drafter=NoDrafts(backend))
+    (short,), (long,) = bench.submit(PROMPT, 20), bench.submit([*PROMPT, 7], 60)
+    bench.finish()
+    bench.check_at_rest()
+    for submission in (short, long):
+        assert submission.tokens == continuation(submission.prompt, len(submission.tokens), bench.dials)
+    done = [result for result in bench.handled if isinstance(result, StepDone)]
+    first_id = done[0].row_ids[0]
+    assert [at for at, d in enumerate(done) if first_id in d.row_ids] == list(range(20)), "no step leaves it out"
+
+
 def test_rejected_positions_are_in_no_tag() -> None:
     """After each step, a tag describes what its block contains: it ends before any rejected position."""
     bench = bench_of()
@@ -84,10 +109,11 @@ def test_rejected_positions_are_in_no_tag() -> None:
                 held = backend.blocks.of(block)
                 nonsense = [slot_value(NONSENSE, start + at) == value for at, value in enumerate(held)]
                 num_nonsense += any(nonsense)
-                num_filled = 0 if tag is None else tag.num_filled
+                # a block that the sequence has not reached yet may have been another's
+                num_filled = 0 if tag is None or start >= state.num_computed else tag.num_filled
                 known = state.tokens[start : start + num_filled]
                 assert held[:num_filled] == [slot_value(token_id, start + at) for at, token_id in enumerate(known)]
-                if tag is not None and tag.key is not None:
+                if num_filled and tag is not None and tag.key is not None:
                     keys = chain_keys(state.keys[0], state.tokens[: start + 4], 4)
                     assert tag.key == keys[-1]
         bench.handle_one()
