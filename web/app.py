@@ -126,7 +126,7 @@ def make_app(
         install_message_batches(app, batches)
     install_lookup(app, desk, options)
     install_models(app, desk)
-    install_admin(app, desk, keys)
+    install_admin(app, desk, keys, options)
     install_engines(app, desk)
     install_peer_probes(app, desk, options)
     install_adapter_routes(app, desk, options)

@@ -21,6 +21,8 @@ class AppOptions:
     """Which hosts and origins are served: by default all of them. `quipu serve` sets this from its flags."""
     always_include_usage: bool = False
     """Include usage in every stream, for operators who meter at a gateway."""
+    shows_vllm_metrics: bool = False
+    """Metrics also have vLLM's names, where it has the same ones."""
     allow_client_priority: bool = False
     """Allow `priority` in any request, not only in those whose key allows it."""
     keep_billing_header: bool = False

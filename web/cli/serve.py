@@ -47,6 +47,7 @@ from ..http.server import Address, ServerConfig, serve
 from ..options import AppOptions
 from ..telemetry import logs
 from ..telemetry.loop_watch import watch_loop
+from ..telemetry.metric_names import VLLM_NAMES
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .batch_flags import batch_settings, make_batches, running_batches
 from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
@@ -150,6 +151,7 @@ def app_options(arguments: argparse.Namespace, keys: KeyStore) -> AppOptions:
         browsers=browser_rules(arguments, has_keys=not keys.is_open),
         allow_client_priority=arguments.allow_client_priority,
         always_include_usage=arguments.always_include_usage,
+        shows_vllm_metrics=arguments.metric_names == VLLM_NAMES,
         keep_billing_header=arguments.keep_billing_header,
         request_timeout_s=arguments.request_timeout,
         lora_dir=arguments.lora_dir,

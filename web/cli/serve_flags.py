@@ -15,6 +15,7 @@ from quipu.actors.config.declarations import Bounds
 
 from ..auth.browser_rules import parse_hosts, parse_origins
 from ..options import AppOptions
+from ..telemetry.metric_names import OWN_NAMES, VLLM_NAMES
 from .batch_flags import add_batch_flags
 from .generation_config import AUTO
 from .keys import add_key_flags
@@ -125,6 +126,12 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     switch(
         "--allow-client-priority",
         help="let any request set its `priority`; otherwise only keys marked so may (docs/operate/keys.md)",
+    )
+    add(
+        "--metric-names",
+        choices=(OWN_NAMES, VLLM_NAMES),
+        default=OWN_NAMES,
+        help="vllm: /metrics also has vLLM's names of the metrics that it has, too, for dashboards made for it",
     )
     switch("--always-include-usage", help="put usage into every stream, whether or not it was requested")
     switch(

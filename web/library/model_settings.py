@@ -28,7 +28,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("host", "port", "max_connections", "max_body_bytes", "max_body_memory", "no_ui", "prices"),
         *("api_key", "admin_key", "key_file", "open_admin", "allowed_hosts", "allowed_origins"),
         *("request_timeout", "shutdown_timeout", "upstream", "upstream_key_file", "otlp_traces_endpoint"),
-        *("allow_client_priority", "always_include_usage", "keep_billing_header", "lora_dir"),
+        *("allow_client_priority", "always_include_usage", "metric_names", "keep_billing_header", "lora_dir"),
     }
 )
 """Settings of the HTTP server."""

@@ -15,12 +15,14 @@ from quipu.actors.request_desk.health import EngineState, Health
 from quipu.actors.request_desk.interface import Desk, describe_pool
 
 from ...auth.keys import KeyStore
+from ...options import AppOptions
 from ...request.errors import RETRY_AFTER_S, no_engines
+from ...telemetry.metric_names import with_vllm_names
 from ..operation import route
 from .admin_schemas import HEALTH, METRICS, METRICS_CONTENT_TYPE, READY, RESET, SERVER_INFO, VERSION
 
 
-def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
+def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore, options: AppOptions) -> None:
     """Register the routes. `web/auth/auth.py` decides who may use them."""
 
     @route(app, "GET /health", HEALTH)
@@ -37,7 +39,10 @@ def install_admin(app: QuartTrio, desk: Desk, keys: KeyStore) -> None:
 
     @route(app, "GET /metrics", METRICS)
     async def metrics() -> Response:
-        return Response(desk.render_metrics(), content_type=METRICS_CONTENT_TYPE)
+        text = desk.render_metrics()
+        if options.shows_vllm_metrics:
+            text = with_vllm_names(text)
+        return Response(text, content_type=METRICS_CONTENT_TYPE)
 
     @route(app, "GET /server_info", SERVER_INFO)
     async def server_info() -> Response:
