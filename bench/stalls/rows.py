@@ -38,6 +38,7 @@ from bench.stalls.row_parts import (
     said,
     text_of,
 )
+from bench.stalls.stored_rows import STORED_ROWS
 from bench.stalls.tool_rows import TOOL_ROWS
 from bench.stalls.upstream_rows import UPSTREAM_ROWS
 
@@ -235,6 +236,7 @@ ROWS: Sequence[Row] = (
     *ADAPTER_ROWS,
     *PROMPT_ROWS,
     *POOLED_ROWS,
+    *STORED_ROWS,
     # ------------------------------------------------------------ connections
     Row("400 slow posts, 256 descriptors", _slow_posts(400), concurrency=400, server="few_files", refused=True),
     Row("body in chunks of one byte", _chunked(100_000), concurrency=4),

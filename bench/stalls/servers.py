@@ -235,6 +235,7 @@ KINDS: dict[str, Kind] = {
     "following": Kind(_long, _FLAGS_LONG, has_upstream=True, is_followed=True),
     "few_files": Kind(max_files=256),
     "booked": Kind(is_booked=True),
+    "stored": Kind(_gpt2, (*_FLAGS_LONG, "--response-store", "1h", "--response-store-bytes", "64MiB")),
     "adapting": Kind(make_adapters, ADAPTING),
     "embedding": Kind(_long, (*_FLAGS_LONG, "--task", "embed", "--speculative", "off", "--fake-vector-size", "4096")),
     "opening": Kind(_long, _FLAGS_LONG, reply=("", "<tool_call>")),

@@ -7,6 +7,7 @@ get 10 bodies each for each endpoint: 1,800 in all (50,000 with `--hypothesis-pr
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from bench.bodies import ENDPOINTS, POOLED, bodies
 from bench.body_parts import COUNT, LOAD, MESSAGES, UNLOAD
 from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.response_store.response_store import StoreConfig, open_store
 from quipu.kernels.fake import Dials
 from tests.actors.engine.adapter_folders import make_folder
 from tests.grammars import EOS
@@ -97,12 +99,13 @@ def test_random_bodies(endpoint: str, adapters: Path) -> None:
     @given(st.data())
     def try_bodies(data: st.DataObject) -> None:
         drawn = data.draw(st.lists(bodies(endpoint), min_size=BODIES_PER_RUNTIME, max_size=BODIES_PER_RUNTIME))
-        trio.run(serve_them, endpoint, drawn, adapters)
+        with tempfile.TemporaryDirectory() as folder:
+            trio.run(serve_them, endpoint, drawn, adapters, Path(folder))
 
     try_bodies()
 
 
-async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path) -> None:
+async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path, folder: Path) -> None:
     journal = KeptJournal()
     dials = Dials(only_token_id=LETTER_A)
     settings = {
@@ -113,12 +116,16 @@ async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path) -> None:
         "max_loras": 2,
         "task": "embed" if endpoint in POOLED else "generate",
     }
-    async with small_runtime(dials, journal=journal, encode_apart=True, **settings) as runtime:
-        client, answers = over_http(runtime, lora_dir=adapters), list[Answer]()
+    async with (
+        small_runtime(dials, journal=journal, encode_apart=True, **settings) as runtime,
+        open_store(StoreConfig(data_dir=folder, ttl_s=3600.0)) as store,
+    ):
+        client, answers = over_http(runtime, store, lora_dir=adapters), list[Answer]()
         async with trio.open_nursery() as nursery:
             for sent in drawn:
                 nursery.start_soon(send, client, endpoint, sent, answers)
         await settle(runtime)
+        assert store.trouble is None and not store.num_unstored and not store.num_running()
         assert len(answers) == len(drawn)
         for answer in answers:
             check(answer, endpoint)

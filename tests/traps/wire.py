@@ -10,6 +10,7 @@ import attrs
 import trio
 import trio.testing
 
+from quipu.actors.response_store.response_store import ResponseStore
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.prompts import prompt_of
@@ -26,12 +27,13 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
 
 
-def over_http(client: Client, **options: Any) -> HttpClient:
+def over_http(client: Client, store: ResponseStore | None = None, **options: Any) -> HttpClient:
     """Return the real application in front of `client`'s runtime, for the same tenant.
 
     Without heartbeats: a mock clock jumps to the first one while a thread tokenizes.
     """
-    return HttpClient(make_app(client.runtime.desk, AppOptions(domain="tenant", heartbeat_s=math.inf, **options)))
+    options = {"domain": "tenant", "heartbeat_s": math.inf, **options}
+    return HttpClient(make_app(client.runtime.desk, AppOptions(**options), store=store))
 
 
 def samples(client: Client) -> dict[str, float]:
