@@ -2,7 +2,8 @@
 
 Each row is as large as a server with default limits accepts, or slightly larger. `docs/operate/limits.md` lists them; a
 new endpoint or a field that grows with the request gets a row here, in `tool_rows.py`, `grammar_rows.py`,
-`upstream_rows.py`, `explain_rows.py`, `report_rows.py`, `adapter_rows.py`, `pooled_rows.py` or `prompt_rows.py`.
+`upstream_rows.py`, `explain_rows.py`, `report_rows.py`, `adapter_rows.py`, `pooled_rows.py`, `batch_rows.py` or
+`prompt_rows.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from bench.http_load import request_of
 from bench.stalls.adapter_rows import ADAPTER_ROWS
 from bench.stalls.attack import RawRequest
+from bench.stalls.batch_rows import BATCH_ROWS
 from bench.stalls.explain_rows import EXPLAIN_ROWS
 from bench.stalls.grammar_rows import GRAMMAR_ROWS
 from bench.stalls.pooled_rows import POOLED_ROWS
@@ -234,6 +236,7 @@ ROWS: Sequence[Row] = (
     ),
     *REPORT_ROWS,
     *ADAPTER_ROWS,
+    *BATCH_ROWS,
     *PROMPT_ROWS,
     *POOLED_ROWS,
     *STORED_ROWS,

@@ -21,6 +21,7 @@ _APART = {
     "chat": ".chat.chat_command",
     "explain": ".explain_command",
     "quantize": ".quantize_command",
+    "run-batch": ".run_batch_command",
 }
 """Commands that no server imports, with flags of their own: the modules of their `main`."""
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object] | None]] = {
@@ -31,6 +32,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object] | No
     "usage": ("show usage by model, key or tenant", add_usage_flags),
     "explain": ("explain what of a request's prompts was cached", None),
     "quantize": ("write a checkpoint with quantized weights", None),
+    "run-batch": ("run a file of requests", None),
     "keys": ("create API keys for a key file", add_key_actions),
 }
 """What each is for, and what adds its flags unless they are its own."""
