@@ -21,12 +21,19 @@ def _ranked(query: str, documents: list[str]) -> dict[str, Any]:
 
 
 POOLED_ROWS: Sequence[Row] = (
-    Row("512 embeddings as floats", one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(512)]), 4), 4, SERVER),
+    Row(
+        "512 embeddings as floats",
+        one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(512)]), 4),
+        4,
+        SERVER,
+        refused=True,
+    ),
     Row(
         "512 embeddings as base64",
         one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(512)], encoding_format="base64"), 4),
         concurrency=4,
         server=SERVER,
+        refused=True,
     ),
     Row("512 embeddings of 4,000 characters", one(EMBEDDINGS, lambda: _inputs([text_of(4000)] * 512)), server=SERVER),
     Row("embedding of 4 MB", one(EMBEDDINGS, lambda: _inputs(text_of(4 * MEBIBYTE)), 4), 4, SERVER),
@@ -36,6 +43,7 @@ POOLED_ROWS: Sequence[Row] = (
         one(SCORE, lambda: {"model": "demo", "text_1": ["Hi."] * 256, "text_2": [text_of(2000)] * 256}, 4),
         concurrency=4,
         server=SERVER,
+        refused=True,
     ),
     Row("511 documents of 16 KB", one(RERANK, lambda: _ranked("Hi.", [text_of(16_000)] * 511)), server=SERVER),
 )
