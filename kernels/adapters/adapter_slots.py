@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
+import torch
+
 from ..batch import StepBatch
 from .adapter_folder import read_adapter_files
 from .low_rank import LowRank, most_bytes, num_elements, read_low_rank
@@ -22,8 +24,10 @@ from .named_weights import NamedWeights
 class AdapterSlots(ABC):
     """Loads and unloads adapters, from any thread; passes read it from theirs."""
 
-    def __init__(self, weights: NamedWeights, *, max_loras: int, max_rank: int) -> None:
+    def __init__(self, weights: NamedWeights, *, dtype: torch.dtype, max_loras: int, max_rank: int) -> None:
+        """`dtype`: of the model, and so of the adapters' matrices."""
         self._weights = weights
+        self._dtype = dtype
         self._max_rank = max_rank
         self._lock = Lock()
         self._free = list(range(max_loras))
@@ -32,7 +36,8 @@ class AdapterSlots(ABC):
     @property
     def num_bytes(self) -> int:
         """Return what all slots take if each is full."""
-        return (len(self._free) + len(self._slot_of)) * num_elements(self._weights.linear, self._max_rank) * 4
+        num_slots = len(self._free) + len(self._slot_of)
+        return num_slots * num_elements(self._weights.linear, self._max_rank) * self._dtype.itemsize
 
     def load(self, folder: Path, expected: str | None) -> str:
         """Read an adapter, unless it is loaded; return its digest.
@@ -43,7 +48,9 @@ class AdapterSlots(ABC):
         files = read_adapter_files(folder, most_bytes=most_bytes(self._weights.linear, self._max_rank))
         if expected is not None and files.digest != expected:
             raise ValueError(f"{folder} has changed: its digest is {files.digest}, not {expected}")
-        matrices = read_low_rank(files, self._weights.linear, self._weights.others, max_rank=self._max_rank)
+        matrices = read_low_rank(
+            files, self._weights.linear, self._weights.others, max_rank=self._max_rank, dtype=self._dtype
+        )
         with self._lock:
             if files.digest in self._slot_of:
                 return files.digest

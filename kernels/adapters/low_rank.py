@@ -1,7 +1,8 @@
 """An adapter's matrices, read from its files and checked, and combined for products that a model has fused.
 
 A module's product x @ W.T becomes x @ W.T + scale * (x @ A.T) @ B.T (Hu et al., arXiv:2106.09685). The scale is
-multiplied into B once, in float32, in which all of this is computed, as in PEFT.
+multiplied into B once, in float32. Both are then rounded to the dtype of the model's weights, as vLLM rounds them, and
+products with them are summed in float32.
 
 What must always hold: every module that the configuration targets has both matrices, in the shapes that follow from it
 and from the model; no tensor is left over; all elements are finite.
@@ -29,7 +30,7 @@ MOST_RANK = 512
 
 @attrs.frozen(eq=False)
 class LowRank:
-    """The two matrices of a product, in float32."""
+    """The two matrices of a product."""
 
     a_RI: torch.Tensor
     b_OR: torch.Tensor
@@ -51,9 +52,9 @@ def num_elements(linear: Mapping[str, Shape], max_rank: int) -> int:
 
 
 def read_low_rank(
-    files: AdapterFiles, linear: Mapping[str, Shape], others: Iterable[str], *, max_rank: int
+    files: AdapterFiles, linear: Mapping[str, Shape], others: Iterable[str], *, max_rank: int, dtype: torch.dtype
 ) -> dict[str, LowRank]:
-    """Return the matrices of every module that the adapter changes.
+    """Return the matrices of every module that the adapter changes, in this dtype.
 
     `linear` are the modules that may be changed, `others` those that may not. Raises ValueError naming the entry,
     module or tensor that is wrong or not supported.
@@ -64,7 +65,7 @@ def read_low_rank(
     _check_names(stored, linear, set(others), targeted)
     if not targeted:
         raise ValueError("adapter_config.json: target_modules matches no module of this model")
-    return {module: _read(files, stored, config, module, linear[module], max_rank) for module in targeted}
+    return {module: _read(files, stored, config, module, linear[module], max_rank, dtype) for module in targeted}
 
 
 def _check_names(
@@ -87,19 +88,24 @@ def _read(
     module: str,
     shape: Shape,
     max_rank: int,
+    dtype: torch.dtype,
 ) -> LowRank:
     rank, scale = config.rank(module), config.scale(module)
     if rank > max_rank:
         raise ValueError(f"{module} has rank {rank}, at most {max_rank} is allowed (--max-lora-rank)")
-    a_RI = _tensor(files, stored, _PREFIX + module + _A, (rank, shape[1]))
-    b_OR = _tensor(files, stored, _PREFIX + module + _B, (shape[0], rank)).mul_(scale)
-    if not bool(b_OR.isfinite().all()):
-        raise ValueError(f"tensor {_PREFIX}{module}{_B} is not finite after multiplying it by {scale:.6g}")
-    return LowRank(a_RI, b_OR)
+    a_RI = _tensor(files, stored, _PREFIX + module + _A, (rank, shape[1]), 1.0, dtype)
+    return LowRank(a_RI, _tensor(files, stored, _PREFIX + module + _B, (shape[0], rank), scale, dtype))
 
 
-def _tensor(files: AdapterFiles, stored: Mapping[str, StoredTensor], name: str, shape: Shape) -> torch.Tensor:
-    """Return a new tensor in float32."""
+def _tensor(
+    files: AdapterFiles,
+    stored: Mapping[str, StoredTensor],
+    name: str,
+    shape: Shape,
+    scale: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return a new tensor, multiplied by the scale in float32."""
     tensor = stored.get(name)
     if tensor is None:
         raise ValueError(f"{WEIGHTS} lacks tensor {name}, which adapter_config.json implies")
@@ -111,7 +117,11 @@ def _tensor(files: AdapterFiles, stored: Mapping[str, StoredTensor], name: str, 
     read = raw.to(torch.float32, copy=True).view(shape)
     if not bool(read.isfinite().all()):
         raise ValueError(f"tensor {name} has a value that is not finite")
-    return read
+    rounded = read.mul_(scale).to(dtype)
+    if not bool(rounded.isfinite().all()):
+        said = str(dtype).removeprefix("torch.")
+        raise ValueError(f"tensor {name} is not finite after multiplying it by {scale:.6g} in {said}")
+    return rounded
 
 
 def combine(parts: Iterable[Part], matrices: Mapping[str, LowRank]) -> LowRank | None:
@@ -126,7 +136,7 @@ def combine(parts: Iterable[Part], matrices: Mapping[str, LowRank]) -> LowRank |
         return None
     if len(parts) == 1:
         return changed[0]
-    b_OR = torch.zeros(sum(part.rows for part in parts), sum(low.rank for low in changed))
+    b_OR = changed[0].b_OR.new_zeros(sum(part.rows for part in parts), sum(low.rank for low in changed))
     row = column = 0
     for part, low in found:
         if low is not None:

@@ -16,11 +16,10 @@ import attrs
 import torch
 
 from ..adapters.adapter_slots import AdapterSlots
-from ..adapters.low_rank import LowRank, combine
-from ..adapters.named_weights import NamedWeights
+from ..adapters.low_rank import LowRank
+from ..adapters.named_weights import NamedWeights, Part
 from ..batch import StepBatch
-from .packing import PackedMatrix, pack
-from .program import LowRankMatrices, RowAdapters
+from .program import STORED, LowRankMatrices, LowRankPart, RowAdapters
 
 
 @attrs.frozen(eq=False)
@@ -29,7 +28,7 @@ class Table:
 
     entries: torch.Tensor
     width: int
-    """Columns of the product with A: the highest rank, in whole panels."""
+    """Columns of the product with A: the highest rank of all parts, in whole vectors."""
 
     @property
     def address(self) -> int:
@@ -39,19 +38,22 @@ class Table:
 @attrs.frozen(eq=False)
 class _Entry:
     struct: LowRankMatrices
-    matrices: tuple[PackedMatrix, PackedMatrix]
+    memory: tuple[object, ...]
+    """What the struct points to."""
 
 
 class AdaptedProducts(AdapterSlots):
     """Implements `AdapterSlots` for the CPU kernels."""
 
-    def __init__(self, weights: NamedWeights, library: ctypes.CDLL, *, max_loras: int, max_rank: int) -> None:
-        super().__init__(weights, max_loras=max_loras, max_rank=max_rank)
-        self._library = library
+    def __init__(
+        self, weights: NamedWeights, library: ctypes.CDLL, *, dtype: torch.dtype, max_loras: int, max_rank: int
+    ) -> None:
+        super().__init__(weights, dtype=dtype, max_loras=max_loras, max_rank=max_rank)
         self._panel = int(library.quipu_panel())
+        self._lanes = self._panel // 2
         self._num_slots = max_loras
         self._tables = {
-            key: Table(torch.zeros(max_loras, dtype=torch.int64), self._whole_panels(len(parts) * max_rank))
+            key: Table(torch.zeros(max_loras, dtype=torch.int64), self._whole_vecs(len(parts) * max_rank))
             for key, (_, parts) in weights.matrices.items()
         }
         self._entries: dict[int, list[_Entry]] = {}
@@ -68,8 +70,8 @@ class AdaptedProducts(AdapterSlots):
         return RowAdapters([-1 if slot is None else slot for slot in slots], self._num_slots)
 
     def _put(self, slot: int, matrices: Mapping[str, LowRank]) -> None:
-        found = {key: combine(parts, matrices) for key, (_, parts) in self._weights.matrices.items()}
-        entries = {key: self._pack(low) for key, low in found.items() if low is not None}
+        found = {key: self._pack(parts, matrices) for key, (_, parts) in self._weights.matrices.items()}
+        entries = {key: entry for key, entry in found.items() if entry is not None}
         self._entries[slot] = list(entries.values())
         for key, entry in entries.items():
             self._tables[key].entries[slot] = ctypes.addressof(entry.struct)
@@ -79,15 +81,61 @@ class AdaptedProducts(AdapterSlots):
             table.entries[slot] = 0
         del self._entries[slot]
 
-    def _pack(self, low: LowRank) -> _Entry:
-        """Pack both matrices, with zeros up to whole panels of the rank."""
-        rank = self._whole_panels(low.rank)
-        a_RI = torch.zeros(rank, low.a_RI.shape[1])
-        a_RI[: low.rank] = low.a_RI
-        b_OR = torch.zeros(low.b_OR.shape[0], rank)
-        b_OR[:, : low.rank] = low.b_OR
-        a, b = pack(a_RI, self._library), pack(b_OR, self._library)
-        return _Entry(LowRankMatrices(rank=rank, a=a.address, b=b.address), (a, b))
+    def _pack(self, parts: tuple[Part, ...], matrices: Mapping[str, LowRank]) -> _Entry | None:
+        """Return the matrices of a product of these parts; None if the adapter changes none of them."""
+        stacked, packed = [], []
+        first = row = 0
+        for part in parts:
+            low = matrices.get(part.module)
+            if low is not None:
+                stacked.append(low.a_RI)
+                packed.append(_PackedPart.of(low.b_OR, row, first, self._panel))
+                first += low.rank
+            row += part.rows
+        if not stacked:
+            return None
+        columns = self._whole_vecs(first)
+        a_RI = stacked[0].new_zeros(columns, stacked[0].shape[1])
+        torch.cat(stacked, out=a_RI[:first])
+        a_VIL = _packed(a_RI.view(-1, self._lanes, a_RI.shape[1]))
+        structs = (LowRankPart * len(packed))(*(part.struct for part in packed))
+        struct = LowRankMatrices(
+            num_vecs=columns // self._lanes,
+            num_parts=len(packed),
+            stored=STORED[self._dtype],
+            a=a_VIL.data_ptr(),
+            parts=ctypes.addressof(structs),
+        )
+        return _Entry(struct, (structs, a_VIL, *(part.b_PRC for part in packed)))
 
-    def _whole_panels(self, rank: int) -> int:
-        return -(-rank // self._panel) * self._panel
+    def _whole_vecs(self, rank: int) -> int:
+        return -(-rank // self._lanes) * self._lanes
+
+
+def _packed(groups_GCK: torch.Tensor) -> torch.Tensor:
+    """Pack groups of columns by k, in bfloat16 by pairs of k, the last of which may be half empty."""
+    if groups_GCK.dtype == torch.float32:
+        return groups_GCK.transpose(1, 2).contiguous()
+    even_GCK = torch.nn.functional.pad(groups_GCK, (0, groups_GCK.shape[2] % 2))
+    return even_GCK.view(*even_GCK.shape[:2], -1, 2).transpose(1, 2).contiguous()
+
+
+@attrs.frozen(eq=False)
+class _PackedPart:
+    struct: LowRankPart
+    b_PRC: torch.Tensor
+
+    @classmethod
+    def of(cls, b_OR: torch.Tensor, row: int, first: int, panel: int) -> _PackedPart:
+        """Pack the rows of B that change a product from `row` on, in the panels of the product.
+
+        `first`: the first column that they are multiplied with.
+        """
+        rows, rank = b_OR.shape
+        first_panel, num_panels = row // panel, -(-(row + rows) // panel) - row // panel
+        whole_OR = b_OR.new_zeros(num_panels * panel, rank)
+        before = row - first_panel * panel
+        whole_OR[before : before + rows] = b_OR
+        b_PRC = _packed(whole_OR.view(num_panels, panel, rank))
+        struct = LowRankPart(first_panel=first_panel, num_panels=num_panels, first=first, rank=rank, b=b_PRC.data_ptr())
+        return cls(struct, b_PRC)

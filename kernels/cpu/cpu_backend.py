@@ -84,7 +84,9 @@ class CpuBackend(RunsAtOnce, SharesBlocks):
                 raise ValueError("--activations int8 needs quantized weights: add --quantization int8, or int4")
         self.num_threads = 1 if model_config.hidden_size < _ONE_THREAD_BELOW else torch.get_num_threads()
         self._last_drawn: list[int | None] = [None] * config.max_num_seqs
-        self.adapters = AdaptedProducts(named, self._library, max_loras=config.max_loras, max_rank=config.max_lora_rank)
+        self.adapters = AdaptedProducts(
+            named, self._library, dtype=dtype, max_loras=config.max_loras, max_rank=config.max_lora_rank
+        )
         block = opened.block_shape(config.block_size, kv_dtype)
         self.cache: KVCache
         self._bounds: Bounds

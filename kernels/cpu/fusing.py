@@ -1,6 +1,7 @@
 """Fuses operations that one kernel can do together, so that models need not know of fused kernels.
 
     rms_norm, linear                              the product norms its input
+    rms_norm, low_rank, linear                    both products norm it
     linear, silu_mul or gelu_mul                  the product stores only the activation of gate and up
     linear, add                                   the product adds
     rms_norm, rope, rms_norm, rope,
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import attrs
+
 from . import program
 from .recorded import Place, RecordedOp
 
@@ -23,7 +26,7 @@ def fuse(calls: list[RecordedOp]) -> list[RecordedOp]:
     """Return the same calls, fused where possible."""
     readers = Counter(value for call in calls for value in call.read)
     makers = {call.y.value: call for call in calls}
-    calls = _attention_in_one(calls, readers, makers)
+    calls = _norms_before_adapters(_attention_in_one(calls, readers, makers), readers)
     fused: list[RecordedOp] = []
     for call in calls:
         last = fused[-1] if fused else None
@@ -44,17 +47,34 @@ def _two_in_one(first: RecordedOp, second: RecordedOp, readers: Counter[int]) ->
         if first.fields["num_heads"] != 1:
             return None
         fields = {**second.fields, "norm": first.fields["weight"], "eps": first.fields["eps"]}
-        return RecordedOp(fields, first.x, second.z, second.y, scratch=whole)
+        return attrs.evolve(second, fields=fields, x=first.x, scratch=whole)
     if first.kind != program.LINEAR or first.z is not None or first.fields.get("activation"):
         return None
     if second.kind in (program.SILU_MUL, program.GELU_MUL) and second.x == whole:
-        return RecordedOp(
-            {**first.fields, "activation": second.kind}, first.x, None, second.y, scratch=first.scratch, raw=whole
-        )
+        return attrs.evolve(first, fields={**first.fields, "activation": second.kind}, y=second.y, raw=whole)
     if second.kind == program.ADD and whole in (second.x, second.z):
         added = second.z if second.x == whole else second.x
-        return RecordedOp(first.fields, first.x, added, second.y, scratch=first.scratch)
+        return attrs.evolve(first, z=added, y=second.y)
     return None
+
+
+def _norms_before_adapters(calls: list[RecordedOp], readers: Counter[int]) -> list[RecordedOp]:
+    """Fuse each norm with the narrow product and the product of its result, which an adapter changes."""
+    result: list[RecordedOp] = []
+    for call in calls:
+        norm, narrow = (result[-2], result[-1]) if len(result) > 1 else (None, None)
+        if (
+            norm is not None and narrow is not None
+            and (norm.kind, narrow.kind, call.kind) == (program.RMS_NORM, program.LOW_RANK, program.LINEAR)
+            and norm.fields["num_heads"] == 1
+            and call.x == narrow.x == Place(norm.y.value, 0)
+            and readers[norm.y.value] == 2
+        ):  # fmt: skip
+            fields = {"norm": norm.fields["weight"], "eps": norm.fields["eps"]}
+            result[-2:] = [attrs.evolve(narrow, fields={**narrow.fields, **fields}, x=norm.x)]
+            call = attrs.evolve(call, fields={**call.fields, **fields}, x=norm.x, scratch=norm.y)
+        result.append(call)
+    return result
 
 
 def _attention_in_one(

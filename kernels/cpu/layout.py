@@ -21,11 +21,7 @@ def remove_barriers(calls: list[RecordedOp]) -> None:
     for call, following in pairwise(calls):
         kinds = {call.kind, following.kind}
         same_rows = call.fields["on_logits_rows"] == following.fields["on_logits_rows"]
-        call.fields["no_barrier"] = (
-            (kinds <= program.ROW_WISE and same_rows)
-            or kinds == {program.GATHER}
-            or (call.kind, following.kind) == (program.LOW_RANK, program.LINEAR)
-        )
+        call.fields["no_barrier"] = (kinds <= program.ROW_WISE and same_rows) or kinds == {program.GATHER}
 
 
 def lay_out(
@@ -75,7 +71,7 @@ def _allocate(sizes: list[int], shared: Sequence[torch.Tensor]) -> list[torch.Te
 
 def _replaceable(call: RecordedOp, values: Values) -> int | None:
     """Return the value in whose place a product may store its result, since it reads each element just before."""
-    if call.kind not in (program.LINEAR, program.ADD_LOW_RANK) or call.x is None or call.z is None or call.z.offset:
+    if call.kind != program.LINEAR or call.x is None or call.z is None or call.z.offset:
         return None
     added = call.z.value
     return added if added != call.x.value and values.shape(added) == values.shape(call.y.value) else None

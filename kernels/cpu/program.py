@@ -28,7 +28,7 @@ STORED_KV = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
-LOW_RANK, ADD_LOW_RANK = range(16, 18)
+LOW_RANK = 16
 ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE})
 """Kinds of operations in which each thread reads and writes only its own rows, always the same ones."""
 
@@ -42,11 +42,14 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("kind", "on_logits_rows", "stored", "no_barrier")),
         *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
-        *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen", "drawn_columns")),
+        *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen", "narrow_stride", "drawn_columns")),
         *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
         *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope", "x_rounded", "y_rounded")),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
-        *((name, ctypes.c_void_p) for name in ("matrices", "dispatch", "norm", "key_norm", "v", "scratch", "raw")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("matrices", "dispatch", "norm", "key_norm", "v", "scratch", "raw", "pass")
+        ),
     )
 
 
@@ -60,10 +63,22 @@ class QuantizedMatrix(ctypes.Structure):
     )
 
 
+class LowRankPart(ctypes.Structure):
+    """Some columns of such a product; csrc/linear/low_rank.h documents the fields."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("first_panel", "num_panels", "first", "rank")),
+        ("b", ctypes.c_void_p),
+    )
+
+
 class LowRankMatrices(ctypes.Structure):
     """An adapter's part of a product; csrc/linear/low_rank.h documents the fields."""
 
-    _fields_ = (("rank", ctypes.c_int64), ("a", ctypes.c_void_p), ("b", ctypes.c_void_p))
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_vecs", "num_parts", "stored")),
+        *((name, ctypes.c_void_p) for name in ("a", "parts")),
+    )
 
 
 class _Pass(ctypes.Structure):
@@ -205,7 +220,7 @@ def fields_of(struct: type[ctypes.Structure]) -> list[Field]:
 
 def check_layout(
     library: ctypes.CDLL,
-    structs: Sequence[type[ctypes.Structure]] = (Op, _Pass, QuantizedMatrix, LowRankMatrices),
+    structs: Sequence[type[ctypes.Structure]] = (Op, _Pass, QuantizedMatrix, LowRankMatrices, LowRankPart),
 ) -> None:
     """Raise RuntimeError with the name of the first field that differs between these structs and the compiled ones."""
     for which, struct in enumerate(structs):

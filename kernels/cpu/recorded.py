@@ -34,7 +34,7 @@ class RecordedOp:
     z: Place | None
     y: Place
     v: Place | None = None
-    """The values v in the rows of x, for attention that writes the cache itself."""
+    """The values v in the rows of x, for attention that writes the cache itself; of a product, what adapters add."""
     scratch: Place | None = None
     """Memory for the result of the norm before its product."""
     raw: Place | None = None

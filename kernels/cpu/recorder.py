@@ -27,7 +27,7 @@ from .fusing import fuse
 from .layout import compile_op, lay_out, remove_barriers
 from .narrowing import narrowed, through_last_attention
 from .packing import Packed, PackedWeights
-from .program import STORED_KV, Bounds, Op
+from .program import STORED, STORED_KV, Bounds, Op
 from .recorded import Place, Program, RecordedOp, Values
 from .rounding import store_rounded
 
@@ -63,26 +63,26 @@ class Recorder:
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         rows, width = weight_OI.shape
+        fields: dict[str, Any] = {
+            "width": width,
+            "out_width": rows,
+            "bias": None if bias_O is None else self._vector(bias_O),
+            **self._matrix(weight_OI),
+        }
         table = None if self._adapters is None else self._adapters.table(weight_OI)
-        narrow_NR = None
-        if table is not None:
-            narrow_NR = self._record(
-                program.LOW_RANK,
-                x=x_NI,
-                shape=(table.width,),
-                width=width,
-                out_width=table.width,
-                matrices=table.address,
-            )
-        bias = None if bias_O is None else self._vector(bias_O)
-        y_NO = self._record(
-            program.LINEAR, x=x_NI, shape=(rows,), width=width, out_width=rows, bias=bias, also=self._matrix(weight_OI)
-        )
         if table is None:
-            return y_NO
-        return self._record(
-            program.ADD_LOW_RANK, x=narrow_NR, z=y_NO, shape=(rows,), out_width=rows, matrices=table.address
+            return self._record(program.LINEAR, x=x_NI, shape=(rows,), **fields)
+        rounds = self._weights.multiplies_pairs and fields["stored"] == STORED[torch.bfloat16]
+        narrow_NR = self._record(
+            program.LOW_RANK,
+            x=x_NI,
+            shape=(table.width,),
+            width=width,
+            stored=STORED[torch.bfloat16 if rounds else torch.float32],
+            matrices=table.address,
         )
+        fields |= {"matrices": table.address, "narrow_stride": table.width}
+        return self._record(program.LINEAR, x=x_NI, v=narrow_NR, shape=(rows,), **fields)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self._record(
@@ -191,6 +191,7 @@ class Recorder:
         shape: tuple[int, ...],
         x: torch.Tensor | None = None,
         z: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
         also: dict[str, int] | None = None,
         **fields: Any,
     ) -> torch.Tensor:
@@ -201,7 +202,7 @@ class Recorder:
         if result.numel():
             self._value_of[result.untyped_storage().data_ptr()] = (value, result)
         fields |= {"kind": kind, "on_logits_rows": self._head, "no_barrier": False, **(also or {})}
-        self.recorded.append(RecordedOp(fields, self._place(x), self._place(z), Place(value, 0)))
+        self.recorded.append(RecordedOp(fields, self._place(x), self._place(z), Place(value, 0), self._place(v)))
         return result
 
     def _place(self, tensor: torch.Tensor | None) -> Place | None:

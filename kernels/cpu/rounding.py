@@ -59,5 +59,6 @@ def _can_round(call: RecordedOp) -> bool:
 def _rounds(call: RecordedOp, width: int) -> bool:
     """Return whether the operation is a product that only reads its rows rounded to bfloat16."""
     fields = call.fields
-    is_product = call.kind == program.LINEAR and fields["stored"] == _BFLOAT16 and not fields.get("norm")
+    products = (program.LINEAR, program.LOW_RANK)
+    is_product = call.kind in products and fields["stored"] == _BFLOAT16 and not fields.get("norm")
     return is_product and fields["width"] == width and width % PANEL == 0

@@ -22,15 +22,21 @@ NO_SLOT = -1
 
 
 class ReferenceAdapters(AdapterSlots):
-    """Keeps the matrices of each slot by the id of the matrix whose products they change."""
+    """Keeps the matrices of each slot, in float32, by the id of the matrix whose products they change."""
 
-    def __init__(self, weights: NamedWeights, *, max_loras: int, max_rank: int) -> None:
-        super().__init__(weights, max_loras=max_loras, max_rank=max_rank)
+    def __init__(self, weights: NamedWeights, *, dtype: torch.dtype, max_loras: int, max_rank: int) -> None:
+        super().__init__(weights, dtype=dtype, max_loras=max_loras, max_rank=max_rank)
         self._matrices: dict[int, dict[int, LowRank]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes * 4 // self._dtype.itemsize
 
     def _put(self, slot: int, matrices: Mapping[str, LowRank]) -> None:
         combined = {key: combine(parts, matrices) for key, (_, parts) in self._weights.matrices.items()}
-        self._matrices[slot] = {key: low for key, low in combined.items() if low is not None}
+        self._matrices[slot] = {
+            key: LowRank(low.a_RI.float(), low.b_OR.float()) for key, low in combined.items() if low is not None
+        }
 
     def _clear(self, slot: int) -> None:
         del self._matrices[slot]

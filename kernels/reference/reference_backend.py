@@ -56,7 +56,9 @@ class ReferenceBackend(RunsAtOnce):
             check_weights_fit(weights.expected_bytes, memory(), num_sharing=config.num_sharing, share=share)
             named = NamedWeights(weights)
             self._model = opened.build(named)
-            self.adapters = ReferenceAdapters(named, max_loras=config.max_loras, max_rank=config.max_lora_rank)
+            self.adapters = ReferenceAdapters(
+                named, dtype=opened.dtype, max_loras=config.max_loras, max_rank=config.max_lora_rank
+            )
         kv_dtype = choose_kv_dtype(config.kv_cache_dtype, opened.dtype)
         block = opened.block_shape(config.block_size, kv_dtype)
         self.one_thread = opened.config.hidden_size < _ONE_THREAD_BELOW

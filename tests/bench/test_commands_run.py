@@ -46,6 +46,7 @@ COMMANDS = {
 }
 COMMANDS_HERE = {
     "bench.accuracy": ("--kv-cache-dtype", "int8"),
+    "bench.adapters": (),
     "bench.apart": ("--real",),
     "bench.attention": (),
     "bench.beside": (),

@@ -78,9 +78,12 @@ def differences(ours: torch.Tensor, theirs: torch.Tensor) -> Tolerance:
     )
 
 
-def check(name: str, dtype: str, found: Tolerance) -> None:
-    """Check that the differences are within the tolerance for this dtype and checkpoint."""
-    allowed = _ROUTED.get(dtype, TOLERANCES[dtype]) if name == "qwen3-moe" else TOLERANCES[dtype]
+def check(name: str, dtype: str, found: Tolerance, *, adapted: bool = False) -> None:
+    """Check that the differences are within the tolerance for this dtype and checkpoint.
+
+    `adapted`: the weights are changed by random adapters, after which the two best logits are nearly equal more often.
+    """
+    allowed = _ROUTED.get(dtype, TOLERANCES[dtype]) if adapted or name == "qwen3-moe" else TOLERANCES[dtype]
     print(name, dtype, found)
     assert found.regret <= allowed.regret
     assert found.mean <= allowed.mean

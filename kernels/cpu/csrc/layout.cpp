@@ -19,13 +19,14 @@ struct Field {
 #define OP(name) FIELD(Op, name)
 #define PASS(name) FIELD(Pass, name)
 #define LOW_RANK(name) FIELD(LowRank, name)
+#define PART(name) FIELD(LowRankPart, name)
 #define MATRIX(name) FIELD(QuantizedMatrix, name)
 
 static const Field kOp[] = {
     OP(kind), OP(on_logits_rows), OP(stored), OP(no_barrier), OP(width), OP(out_width), OP(num_heads), OP(num_kv_heads),
-    OP(x_stride), OP(y_stride), OP(z_stride), OP(window), OP(num_experts), OP(num_chosen), OP(drawn_columns), OP(eps), OP(scale),
+    OP(x_stride), OP(y_stride), OP(z_stride), OP(window), OP(num_experts), OP(num_chosen), OP(narrow_stride), OP(drawn_columns), OP(eps), OP(scale),
     OP(soft_cap), OP(normalise), OP(activation), OP(fused_rope), OP(x_rounded), OP(y_rounded), OP(x), OP(z), OP(weight), OP(bias), OP(cos), OP(sin),
-    OP(y), OP(keys), OP(values), OP(matrices), OP(dispatch), OP(norm), OP(key_norm), OP(v), OP(scratch), OP(raw),
+    OP(y), OP(keys), OP(values), OP(matrices), OP(dispatch), OP(norm), OP(key_norm), OP(v), OP(scratch), OP(raw), OP(pass),
     {nullptr, sizeof(Op), 0},
 };
 
@@ -42,10 +43,14 @@ static const Field kMatrix[] = {
 };
 
 static const Field kLowRankFields[] = {
-    LOW_RANK(rank), LOW_RANK(a), LOW_RANK(b), {nullptr, sizeof(LowRank), 0},
+    LOW_RANK(num_vecs), LOW_RANK(num_parts), LOW_RANK(stored), LOW_RANK(a), LOW_RANK(parts), {nullptr, sizeof(LowRank), 0},
+};
+
+static const Field kLowRankPart[] = {
+    PART(first_panel), PART(num_panels), PART(first), PART(rank), PART(b), {nullptr, sizeof(LowRankPart), 0},
 };
 
 extern "C" const void* quipu_layout(int32_t which) {
-    static const Field* const layouts[] = {kOp, kPass, kMatrix, kLowRankFields};
+    static const Field* const layouts[] = {kOp, kPass, kMatrix, kLowRankFields, kLowRankPart};
     return layouts[which];
 }

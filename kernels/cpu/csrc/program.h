@@ -25,7 +25,6 @@ enum Kind : int32_t {
     kExpertSiluMul = 14,
     kCombine = 15,
     kLowRank = 16,
-    kAddLowRank = 17,
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
@@ -36,7 +35,7 @@ struct Op {
     int32_t kind;
     int32_t on_logits_rows;  // 1: runs on the rows whose logits are needed (Pass::num_logits), 0: on all tokens. attend writes all
                              // keys and values either way, and its results are in the rows of their tokens
-    int32_t stored;          // dtype of `weight`, or of the cache
+    int32_t stored;          // dtype of `weight`, or of the cache; low_rank: kBfloat16 if x is to be rounded to it first
     int32_t no_barrier;      // 1: no barrier before the next operation
     int64_t width;      // elements of a row, or of a head, of x
     int64_t out_width;  // linear: columns of y; rope: how many elements of a head are rotated, from the first on
@@ -46,6 +45,7 @@ struct Op {
     int64_t window;     // attend: how many tokens a token sees, including itself; 0: all up to it
     int64_t num_experts;
     int64_t num_chosen; // experts per token
+    int64_t narrow_stride;  // linear: of v, if adapters change the product
     int64_t drawn_columns;  // linear: so many columns, from the first on, are needed for tokens alone whose logits are needed
     float eps;
     float scale;        // factor of attention scores, or of an embedding
@@ -53,7 +53,7 @@ struct Op {
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
     int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither
     int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
-    int32_t x_rounded;  // linear: x is bfloat16, x_stride of which are a row
+    int32_t x_rounded;  // linear, low_rank: x is bfloat16, x_stride of which are a row
     int32_t y_rounded;  // linear with an activation, attend: y is such
     const float* x;
     const float* z;  // second argument: the summand of linear, the values of write_kv
@@ -66,11 +66,12 @@ struct Op {
     void* values;
     const void* const* matrices;  // one per expert; or one LowRank per adapter (linear/low_rank.cpp), null where it has none
     void* dispatch;               // the assignment of rows to experts; see experts.cpp
-    const float* norm;      // linear: norm x first, with this weight; attend with fused_rope: weight of the queries' norm
+    const float* norm;      // linear, low_rank: norm x first, with this weight; attend with fused_rope: weight of the queries' norm
     const float* key_norm;  // attend with fused_rope: weight of the keys' norm
-    const float* v;         // attend with fused_rope: values, in x's rows
+    const float* v;         // attend with fused_rope: values, in x's rows; linear: the result of low_rank, or null
     float* scratch;         // memory for as many rows: linear's x after the norm
     float* raw;             // memory for as many rows: linear's y before the activation
+    const struct Pass* pass;  // linear with v: of this step; set while it runs
 };
 
 // The columns of one pass; see StepBatch in ../../batch.py.
@@ -174,4 +175,4 @@ void expert_linear(const Op&, const Pass&, const Worker&);
 void expert_silu_mul(const Op&, const Pass&, const Worker&);
 void combine(const Op&, const Pass&, const Worker&);
 void low_rank(const Op&, const Pass&, const Worker&);
-void add_low_rank(const Op&, const Pass&, const Worker&);
+void add_low_rank(const Op&, int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums, int64_t stride);  // a part of linear

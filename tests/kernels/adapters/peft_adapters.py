@@ -67,13 +67,14 @@ def change_tensors(folder: Path, **tensors: torch.Tensor | None) -> None:
 @cache
 @torch.inference_mode()
 def run_peft(model_path: Path, adapter: Path, dtype: str, *, merged: bool = False) -> torch.Tensor:
-    """Return PEFT's logits of all TOKENS."""
+    """Return PEFT's logits of all TOKENS, with the adapter's matrices in the dtype of the model, as ours are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         base = AutoModelForCausalLM.from_pretrained(
             model_path, dtype=getattr(torch, dtype), attn_implementation="eager"
         )
-        model: Any = PeftModel.from_pretrained(base, adapter)
+        model: Any = PeftModel.from_pretrained(base, adapter, autocast_adapter_dtype=False)
+        assert {parameter.dtype for parameter in model.parameters()} == {getattr(torch, dtype)}
         if merged:
             model = model.merge_and_unload()
     logits: torch.Tensor = model(torch.tensor([TOKENS])).logits[0].float()

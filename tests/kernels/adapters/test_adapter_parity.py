@@ -28,7 +28,7 @@ def adapters(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     """Make an adapter of each checkpoint's whole layers."""
     root = tmp_path_factory.mktemp("adapters")
     return {
-        name: make_adapter(root / name, checkpoints[name], target_modules=targets_of(name), r=8, lora_alpha=8)
+        name: make_adapter(root / name, checkpoints[name], target_modules=targets_of(name), r=8, lora_alpha=12)
         for name in CONFIGS
     }
 
@@ -44,7 +44,7 @@ def test_logits_match_peft(
         ours = run_adapted(backend, backend.load_adapter(adapters[name]))
         for merged in (False, True):
             theirs = run_peft(checkpoints[name], adapters[name], dtype, merged=merged)
-            check(name, dtype, differences(ours, theirs))
+            check(name, dtype, differences(ours, theirs), adapted=True)
 
 
 @over_backends
@@ -93,8 +93,9 @@ def test_instruction_sets_and_formats(
     oracle = make_backend(checkpoint, max_loras=1, **FORMATS[numbers.removesuffix("-bytes")])
     ours, theirs = (run_adapted(each, each.load_adapter(adapter)) for each in (backend, oracle))
     if numbers in ("bfloat16", "int8") and path.rounds_activations:  # as far from the reference as torch is
-        check("llama-rope3", "bfloat16", differences(ours, theirs))
+        check("llama-rope3", "bfloat16", differences(ours, theirs), adapted=True)
         return
     difference = ((ours - theirs).abs().max() / theirs.std()).item()
     print(path, numbers, difference)
-    assert difference <= CLOSE[numbers]
+    # a key or value that is rounded the other way changes what follows, by more where weights are larger
+    assert difference <= CLOSE[numbers] * (3 if numbers == "bfloat16" else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import attrs
 import pytest
 import torch
 
+from quipu.kernels.cpu import program, recorder
 from quipu.kernels.cpu.program import Op
 from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
@@ -137,3 +139,46 @@ def test_passes_without_adapters_run_what_they_ran_before(checkpoints: dict[str,
     for part in ("keys", "draw", "trunk", "head"):
         without, beside = ([[getattr(op, name) for name in names] for op in getattr(each, part)] for each in programs)
         assert without == beside
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("qwen3-odd", "bfloat16"), ("gemma2", "float32"), ("llama-rope3", "int8")]
+)
+def test_fused_bits_equal_unfused(
+    checkpoints: dict[str, Path], tmp_path: Path, name: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compute the same bits with fused operations, and results that are stored rounded, as with neither."""
+    tables = scattered_blocks(24, seed=3)
+    rows = [
+        {"token_ids": prompt(n, seed=n), "position": 0, "blocks": tables[i * 8 :][:8]}
+        for i, n in enumerate((99, 5, 30))
+    ]
+
+    def logits() -> tuple[torch.Tensor, int]:
+        backend = make_cpu_backend(checkpoints[name], num_threads=2, max_loras=2, **CPU_FORMATS[numbers])
+        adapters = load(backend, checkpoints[name], name, tmp_path / str(len(list(tmp_path.iterdir()))))
+        assert backend._adapted is not None
+        return backend.logits(with_adapters(make_batch(*rows), *adapters), [0, 98, 103, 133]), len(
+            backend._adapted.draw
+        )
+
+    fused, num_fused = logits()
+    monkeypatch.setattr(recorder, "store_rounded", lambda calls, values: None)
+    assert torch.equal(logits()[0], fused)
+    monkeypatch.setattr(recorder, "fuse", list)
+    plain, num_plain = logits()
+    assert num_fused < num_plain
+    assert torch.equal(plain, fused)
+
+
+@needs_kernels
+def test_operations_per_layer(checkpoints: dict[str, Path]) -> None:
+    """Run one more operation for each product, and fuse everything that is fused without adapters."""
+    backend = make_cpu_backend(checkpoints["qwen3-tied"], dtype="bfloat16", max_loras=1)
+    assert backend._adapted is not None
+    kinds = Counter(op.kind for op in backend._adapted.draw)
+    without = Counter(op.kind for op in backend._program.draw)
+    assert kinds == without + Counter({program.LOW_RANK: without[program.LINEAR]})
+    rounded = [[op.kind for op in each.trunk if op.y_rounded] for each in (backend._adapted, backend._program)]
+    assert rounded[0] == rounded[1]

@@ -117,7 +117,7 @@ def test_scale_that_overflows(backend: ReferenceBackend, adapter: Path) -> None:
     """Refuse a scale by which finite matrices become infinite."""
     change_tensors(adapter, **{Q_B: torch.full((128, 4), 1e30)})
     change_config(adapter, lora_alpha=1e15)
-    with pytest.raises(ValueError, match="not finite after multiplying"):
+    with pytest.raises(ValueError, match=r"not finite after multiplying it by .* in float32"):
         backend.load_adapter(adapter)
 
 

@@ -95,6 +95,18 @@ LinePrefetch panels_ahead(const Op& op, int64_t first, int64_t panels) {
             reinterpret_cast<const char*>(right_hand(op, first + panels, (T*)nullptr).p), 0};
 }
 
+// Stores sums that an adapter may have changed, which are not in y.
+void store_sums(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, const Target& sums) {
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t i = 0; i < panels * kPanel; i += kLanes) {
+            int64_t n = panel * kPanel + i;
+            Mask mask = first_lanes(op.out_width - n);
+            Vec y = load(sums.c + m * sums.stride + i, mask);
+            if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
+            store(op.y + (row + m) * op.y_stride + n, mask, y);
+        }
+}
+
 // A group of panels is prefetched while the one before it is multiplied, and stays in the second-level cache for all rows of
 // a chunk. So each thread takes a piece ahead; the first piece of each is fixed. With an activation, a piece is some columns
 // of gate and the same columns of up.
@@ -104,7 +116,7 @@ void linear_of(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t num_rows = ::num_rows(op, pass);
     int64_t columns = op.activation ? op.out_width / 2 : op.out_width, half = columns / kPanel;
     constexpr int64_t wide = kGroup * kPanel;
-    if (op.activation) both.resize(std::max<size_t>(both.size(), std::min(num_rows, kRowsPerChunk) * 2 * wide));
+    if (op.activation || op.v) both.resize(std::max<size_t>(both.size(), std::min(num_rows, kRowsPerChunk) * 2 * wide));
     Pieces pieces(columns, num_rows, worker.num_threads);
     for (int64_t piece = worker.thread, next; piece < pieces.count(); piece = next) {
         next = worker.num_threads + worker.next();
@@ -113,16 +125,22 @@ void linear_of(const Op& op, const Pass& pass, const Worker& worker) {
         bool other = next < pieces.count() && pieces.panel(next) != panel;
         LinePrefetch ahead = other ? panels_ahead<T>(op, pieces.panel(next), pieces.panels(next)) : LinePrefetch{};
         if (!is_needed(op, pass, row, row + rows, (panel + panels) * kPanel)) continue;
-        if (!op.activation) {
+        if (!op.activation && !op.v) {
             multiply_piece<T>(op, row, rows, panel, panels, target(op, row, panel), ahead);
             continue;
         }
         const float* bias = op.bias ? op.bias + panel * kPanel : nullptr;
-        Target gate{both.data(), 2 * wide, true, bias, nullptr, 0, wide};
+        Target gate{both.data(), 2 * wide, true, bias, nullptr, 0, columns - panel * kPanel};
         Target up{both.data() + wide, 2 * wide, true, bias ? bias + columns : nullptr, nullptr, 0, wide};
         multiply_piece<T>(op, row, rows, panel, panels, gate, ahead);
+        if (op.v) add_low_rank(op, row, rows, panel, panels, gate.c, gate.stride);
+        if (!op.activation) {
+            store_sums(op, row, rows, panel, panels, gate);
+            continue;
+        }
         if (other) ahead = panels_ahead<T>(op, half + pieces.panel(next), pieces.panels(next));
         multiply_piece<T>(op, row, rows, half + panel, panels, up, ahead);
+        if (op.v) add_low_rank(op, row, rows, half + panel, panels, up.c, up.stride);
         for (int64_t m = 0; m < rows; m++)
             for (int64_t i = 0; i < panels * kPanel; i += kLanes) {
                 Vec g = load(gate.c + m * 2 * wide + i), u = load(up.c + m * 2 * wide + i);
@@ -154,6 +172,7 @@ extern "C" int32_t quipu_multiplies_pairs() { return linear_bf16 != nullptr; }
 
 void linear(const Op& original, const Pass& pass, const Worker& worker) {
     Op op = original;
+    op.pass = &pass;
     bool pairs = linear_bf16 && op.stored == kBfloat16;
     if (op.norm && !pairs) norm_rows(op, num_rows(op, pass), worker);
     // what it cannot do in registers follows

@@ -113,6 +113,8 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
                     pairs.add(x + row * x_stride + k, x_stride, count, packed(panel + k * kPanel), std::min(Pairs::kDepth, num_k - k),
                               k == 0, sums.data() + i * kPanel, stride, ahead[i / panels]);
             }
+            for (int64_t part = 0; op.v && part < parts; part++)
+                add_low_rank(op, row, count, part * num_panels + first, panels, sums.data() + part * panels * kPanel, stride);
             if (op.activation) finish_activated(op, row, count, first, first + panels, sums.data(), stride);
             else finish(op, row, count, first, first + panels, sums.data(), stride);
         }

@@ -1,19 +1,22 @@
-// Adapters: products of the rows that have one are changed by two narrow products, in float32.
+// Adapters: products of the rows that have one are changed by two narrow products, summed in float32.
 //
-//     low_rank      x @ a.T of the rows that have an adapter, sorted by adapter
-//     add_low_rank  the product without adapters, plus that @ b.T
+//     low_rank      x @ a.T of the rows that have an adapter, sorted by adapter; an operation before linear
+//     add_low_rank  adds that @ b.T to the sums of linear, which calls it for each piece of its own
 //
 // What must always hold: a row's result depends on the row and its own adapter: each sum is one chain, as in all products.
+// Rows without an adapter are neither read nor written.
 #include <algorithm>
 
 #include "../program.h"
+#include "../rows/norm.h"
 #include "../vec/buffer.h"
 #include "../vec/micro.h"
 #include "low_rank.h"
 
 namespace {
 
-constexpr int64_t kPanelsAtOnce = 8;  // columns of add_low_rank that a thread takes
+// Vecs of the narrow product at a time: with six rows, as many sums as there are registers for.
+constexpr int64_t kVecs = kLanes == 16 ? 3 : 2;
 
 // Rows of an operation by adapter.
 struct Adapted {
@@ -21,7 +24,10 @@ struct Adapted {
     Adapted(const Op& op, const Pass& pass)
         : rows(op.on_logits_rows ? pass.adapted_logits : pass.adapted_tokens),
           starts(op.on_logits_rows ? pass.adapted_logits_starts : pass.adapted_starts) {}
+    int64_t count(int64_t adapter) const { return starts[adapter + 1] - starts[adapter]; }
 };
+
+const LowRank* of(const Op& op, int64_t adapter) { return static_cast<const LowRank*>(op.matrices[adapter]); }
 
 // Scattered rows on the left-hand side
 struct LeftRows {
@@ -29,25 +35,111 @@ struct LeftRows {
     const float* at(int m, int64_t k) const { return p[m] + k; }
 };
 
-PackedF32 panel_of(const float* packed, int64_t panel, int64_t width) {
-    return {packed + panel * kPanel * width, kPanel * width};
+int64_t padded(int64_t k, const float*) { return k; }
+int64_t padded(int64_t k, const bf16*) { return k + k % 2; }
+
+// A loader of `multiply_in_registers`
+template <class T>
+struct PackedVecs;
+template <>
+struct PackedVecs<float> {
+    const float* p;
+    int64_t stride;
+    static constexpr bool kPaired = false;
+    Vec even(int64_t k, int v) const { return load(p + v * stride + k * kLanes); }
+    Vec odd(int64_t k, int v) const { return even(k, v); }
+};
+template <>
+struct PackedVecs<bf16> {
+    const bf16* p;
+    int64_t stride;
+    static constexpr bool kPaired = true;
+    Vec even(int64_t k, int v) const { return low_halves(p + v * stride + k * kLanes); }
+    Vec odd(int64_t k, int v) const { return high_halves(p + v * stride + (k - 1) * kLanes); }
+};
+
+// Rounds as round_two of pairs.h does, which needs other instructions.
+float rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t even = bits + 0x7fff + ((bits >> 16) & 1);
+    bits = (bits & 0x7f800000) == 0 ? 0 : x != x ? 0x7fc00000 : even & 0xffff0000;
+    memcpy(&x, &bits, 4);
+    return x;
 }
 
-Target fresh(float* c, int64_t stride, int64_t num_columns) { return {c, stride, true, nullptr, nullptr, 0, num_columns}; }
+// A row of x as it is multiplied: normed, and rounded where linear rounds it. May use the memory at `to`.
+const float* prepared(const Op& op, int64_t row, float* to) {
+    const float* x = op.x + row * op.x_stride;
+    if (op.x_rounded) {
+        const bf16* stored = reinterpret_cast<const bf16*>(op.x) + row * op.x_stride;
+        for (int64_t k = 0; k < op.width; k++) to[k] = widen(stored[k]);
+        return to;
+    }
+    if (op.norm) {
+        norm(x, op.norm, to, op.width, op.eps);
+        x = to;
+    }
+    if (op.stored != kBfloat16) return x;
+    for (int64_t k = 0; k < op.width; k++) to[k] = rounded(x[k]);
+    return to;
+}
 
-// Calls go(adapter, first, count, column group) for each piece that this thread takes: up to kMaxRows rows of one adapter.
-template <class G, class F>
-void for_each_piece(const Adapted& adapted, const Pass& pass, const Worker& worker, G num_groups, F go) {
-    int64_t item = worker.next(), before = 0;
-    for (int64_t adapter = 0; adapter < pass.num_adapters; adapter++) {
-        int64_t first = adapted.starts[adapter], count = adapted.starts[adapter + 1] - first, groups = num_groups(adapter);
-        if (count == 0 || groups == 0) continue;
-        int64_t chunks = num_parts(count);
-        for (; item < before + chunks * groups; item = worker.next()) {
-            int64_t chunk = (item - before) / groups, row = split(count, chunk);
-            go(adapter, first + row, split(count, chunk + 1) - row, (item - before) % groups);
+template <int NV, class T>
+void multiply_vecs(int64_t count, const LeftRows& x, PackedVecs<T> a, int64_t width, float* y, int64_t stride) {
+    NoPrefetch none;
+    Target to{y, stride, true, nullptr, nullptr, 0, NV * kLanes};
+    with_rows(count, [&](auto rows) { multiply_in_registers<rows.value, NV, true>(x, a, width, to, none); });
+}
+
+// Some Vecs of the product of up to kMaxRows rows with a.
+template <class T>
+void shrink(const Op& op, const LowRank& low, int64_t count, const LeftRows& x, int64_t v, int64_t vecs, float* y) {
+    int64_t stride = kLanes * padded(op.width, (T*)nullptr);
+    PackedVecs<T> a{static_cast<const T*>(low.a) + v * stride, stride};
+    if (vecs == 1) multiply_vecs<1>(count, x, a, op.width, y, op.y_stride);
+    else if (vecs == 2) multiply_vecs<2>(count, x, a, op.width, y, op.y_stride);
+    else multiply_vecs<kVecs>(count, x, a, op.width, y, op.y_stride);
+}
+
+// Up to kMaxRows rows by one panel of b, added to what the rows of y hold.
+template <int MR, class T>
+void add_panel(const float* x, int64_t x_stride, const T* b, int64_t rank, float* const* y) {
+    Vec sum[MR][2];
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int v = 0; v < 2; v++) sum[m][v] = load(y[m] + v * kLanes);
+    auto step = [&](int64_t k, const Vec(&of)[2]) __attribute__((always_inline)) {
+        UNROLL for (int m = 0; m < MR; m++) accumulate_row(sum[m], of, x + m * x_stride + k);
+    };
+    if constexpr (PackedVecs<T>::kPaired) {  // a pair of k takes two Vecs; an empty half of the last pair is 0, and not read
+        for (int64_t k = 0; k < rank; k += 2) {
+            const T *first = b + k * kPanel, *second = first + kPanel;
+            Vec even[2] = {low_halves(first), low_halves(second)};
+            step(k, even);
+            if (k + 1 == rank) break;
+            Vec odd[2] = {high_halves(first), high_halves(second)};
+            step(k + 1, odd);
         }
-        before += chunks * groups;
+    } else {
+        for (int64_t k = 0; k < rank; k++) {
+            Vec of[2] = {load(b + k * kPanel), load(b + k * kPanel + kLanes)};
+            step(k, of);
+        }
+    }
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int v = 0; v < 2; v++) store(y[m] + v * kLanes, sum[m][v]);
+}
+
+// Some panels of one part, for up to kMaxRows rows.
+template <class T>
+void expand(const Op& op, const LowRankPart& part, int64_t count, const float* x, int64_t panel, int64_t panels, float* const* rows) {
+    int64_t first = std::max(panel, part.first_panel), last = std::min(panel + panels, part.first_panel + part.num_panels);
+    int64_t stride = padded(part.rank, (T*)nullptr) * kPanel;
+    for (int64_t p = first; p < last; p++) {
+        const T* b = static_cast<const T*>(part.b) + (p - part.first_panel) * stride;
+        float* y[kMaxRows];
+        for (int64_t m = 0; m < count; m++) y[m] = rows[m] + (p - panel) * kPanel;
+        with_rows(count, [&](auto size) { add_panel<size.value>(x + part.first, op.narrow_stride, b, part.rank, y); });
     }
 }
 
@@ -55,43 +147,55 @@ void for_each_piece(const Adapted& adapted, const Pass& pass, const Worker& work
 
 // y: rows in the order of Adapted, beginning with the first that has an adapter.
 void low_rank(const Op& op, const Pass& pass, const Worker& worker) {
+    static thread_local Buffer<float> kept;
     Adapted adapted(op, pass);
-    auto of = [&](int64_t adapter) { return static_cast<const LowRank*>(op.matrices[adapter]); };
-    auto groups = [&](int64_t adapter) { return of(adapter) ? of(adapter)->rank / kPanel : 0; };
-    for_each_piece(adapted, pass, worker, groups, [&](int64_t adapter, int64_t first, int64_t count, int64_t panel) {
-        LeftRows x;
-        for (int64_t m = 0; m < count; m++) x.p[m] = op.x + adapted.rows[first + m] * op.x_stride;
-        float* y = op.y + (first - adapted.starts[0]) * op.y_stride + panel * kPanel;
-        NoPrefetch none;
-        multiply<2>(count, x, panel_of(of(adapter)->a, panel, op.width), op.width, 2, fresh(y, op.y_stride, kPanel), none);
-    });
+    int64_t chunks = 0;
+    for (int64_t adapter = 0; adapter < pass.num_adapters; adapter++)
+        if (of(op, adapter)) chunks += num_parts(adapted.count(adapter));
+    if (chunks == 0) return;
+    bool divided = chunks < worker.num_threads;  // then threads share the rows of a chunk
+    kept.resize(std::max<size_t>(kept.size(), kMaxRows * op.width));
+    int64_t item = worker.next(), before = 0;
+    for (int64_t adapter = 0; adapter < pass.num_adapters; adapter++) {
+        const LowRank* low = of(op, adapter);
+        int64_t rows = adapted.count(adapter);
+        if (!low || rows == 0) continue;
+        int64_t groups = (low->num_vecs + kVecs - 1) / kVecs, pieces = divided ? groups : 1;
+        for (; item < before + num_parts(rows) * pieces; item = worker.next()) {
+            int64_t chunk = (item - before) / pieces, piece = (item - before) % pieces;
+            int64_t first = adapted.starts[adapter] + split(rows, chunk), count = split(rows, chunk + 1) - split(rows, chunk);
+            LeftRows x;
+            for (int64_t m = 0; m < count; m++) x.p[m] = prepared(op, adapted.rows[first + m], kept.data() + m * op.width);
+            for (int64_t group = divided ? piece : 0; group < (divided ? piece + 1 : groups); group++) {
+                int64_t v = group * kVecs, vecs = std::min(kVecs, low->num_vecs - v);
+                float* y = op.y + (first - adapted.starts[0]) * op.y_stride + v * kLanes;
+                if (low->stored == kBfloat16) shrink<bf16>(op, *low, count, x, v, vecs, y);
+                else shrink<float>(op, *low, count, x, v, vecs, y);
+            }
+        }
+        before += num_parts(rows) * pieces;
+    }
 }
 
-// x: the result of low_rank; z: the product without adapters, which y may replace.
-void add_low_rank(const Op& op, const Pass& pass, const Worker& worker) {
-    static thread_local Buffer<float> sums;
-    constexpr int64_t wide = kPanelsAtOnce * kPanel;
-    sums.resize(kMaxRows * wide);
-    Adapted adapted(op, pass);
-    auto of = [&](int64_t adapter) { return static_cast<const LowRank*>(op.matrices[adapter]); };
-    auto copy = [&](int64_t row) { std::copy_n(op.z + row * op.z_stride, op.out_width, op.y + row * op.y_stride); };
-    if (op.y != op.z)
-        for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
-            int64_t adapter = std::upper_bound(adapted.starts, adapted.starts + pass.num_adapters + 1, s.begin) - adapted.starts - 1;
-            if (adapter < 0 || !of(adapter)) copy(adapted.rows[s.begin]);
+// Adds to `sums` of these rows and panels of linear, in whole panels.
+void add_low_rank(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums, int64_t stride) {
+    Adapted adapted(op, *op.pass);
+    for (int64_t adapter = 0; adapter < op.pass->num_adapters; adapter++) {
+        const LowRank* low = of(op, adapter);
+        if (!low || adapted.count(adapter) == 0) continue;
+        const int64_t* end = adapted.rows + adapted.starts[adapter + 1];
+        const int64_t* at = std::lower_bound(adapted.rows + adapted.starts[adapter], end, row);
+        end = std::lower_bound(at, end, row + rows);
+        for (int64_t chunk = 0, all = end - at; chunk < num_parts(all); chunk++) {
+            const int64_t* mine = at + split(all, chunk);
+            int64_t count = split(all, chunk + 1) - split(all, chunk);
+            const float* x = op.v + (mine - adapted.rows - adapted.starts[0]) * op.narrow_stride;
+            float* sums_of[kMaxRows];
+            for (int64_t m = 0; m < count; m++) sums_of[m] = sums + (mine[m] - row) * stride;
+            for (const LowRankPart* part = low->parts; part < low->parts + low->num_parts; part++) {
+                if (low->stored == kBfloat16) expand<bf16>(op, *part, count, x, panel, panels, sums_of);
+                else expand<float>(op, *part, count, x, panel, panels, sums_of);
+            }
         }
-    int64_t all = (op.out_width + wide - 1) / wide;
-    auto groups = [&](int64_t adapter) { return of(adapter) ? all : 0; };
-    for_each_piece(adapted, pass, worker, groups, [&](int64_t adapter, int64_t first, int64_t count, int64_t group) {
-        int64_t rank = of(adapter)->rank, column = group * wide, columns = std::min(wide, op.out_width - column);
-        PlainRows x{op.x + (first - adapted.starts[0]) * op.x_stride, op.x_stride};
-        NoPrefetch none;
-        int64_t panels = (columns + kPanel - 1) / kPanel;
-        multiply<6>(count, x, panel_of(of(adapter)->b, column / kPanel, rank), rank, 2 * panels, fresh(sums.data(), wide, wide), none);
-        for (int64_t m = 0; m < count; m++) {
-            const float* z = op.z + adapted.rows[first + m] * op.z_stride + column;
-            float* y = op.y + adapted.rows[first + m] * op.y_stride + column;
-            for (int64_t i = 0; i < columns; i++) y[i] = z[i] + sums[m * wide + i];
-        }
-    });
+    }
 }
