@@ -47,7 +47,6 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
 
         missing = why_unavailable()
         if missing is None:
-            _refuse_adapters("triton", config)
             from .triton.triton_backend import TritonBackend
 
             try:
@@ -89,7 +88,7 @@ def _refuse_what_only_vllm_has(name: str, config: BackendConfig) -> None:
 def _refuse_adapters(name: str, config: BackendConfig) -> None:
     """Raises ValueError if adapters are asked of a backend that applies none."""
     if config.max_loras:
-        raise ValueError(f"--enable-lora: the {name} executor applies no adapters; --executor cpu and reference do")
+        raise ValueError(f"--enable-lora: the {name} executor applies no adapters; cpu, triton and reference do")
 
 
 def _load_reference(config: BackendConfig) -> Backend:

@@ -34,6 +34,7 @@ class Capacity:
     num_rows: int
     num_tiles: int
     num_items: int
+    num_adapted_tiles: int = 0
 
 
 class Columns:
@@ -43,6 +44,9 @@ class Columns:
         self.capacity = capacity
         sizes = dict.fromkeys(_PER_TOKEN, capacity.num_tokens) | dict.fromkeys(_PER_ROW, capacity.num_rows)
         sizes |= {"item_start": capacity.num_rows + 1, "num_items": 1}
+        # tokens that have an adapter, in the order of slots, and their tiles (`row_groups.py`)
+        sizes |= {"adapted_rows": capacity.num_tokens if capacity.num_adapted_tiles else 0}
+        sizes |= {"adapted_tiles": 3 * capacity.num_adapted_tiles}
         # pairs: (row, first token) and (row, chunk). The longest column is last, since only the used part is copied.
         sizes |= {"tiles": 2 * capacity.num_tiles, "items": 2 * capacity.num_items}
         # each column begins at a multiple of 16 numbers: kernels are compiled for aligned pointers
@@ -63,11 +67,20 @@ class Columns:
         self.num_items = 0
 
     def fill(
-        self, batch: StepBatch, lengths: Int32s, tables: Int32s, *, block_size: int, chunk: int, tile: int
+        self,
+        batch: StepBatch,
+        lengths: Int32s,
+        tables: Int32s,
+        *,
+        block_size: int,
+        chunk: int,
+        tile: int,
+        adapted: tuple[Int32s, Int32s] | None = None,
     ) -> None:
         """Lay out a batch and copy it to the device.
 
-        `tables` is the host's copy of every slot's block table; a tile of prefill has `tile` tokens.
+        `tables` is the host's copy of every slot's block table; a tile of prefill has `tile` tokens; `adapted` are the
+        tokens that have an adapter, and their tiles.
         """
         self._copied.synchronize()
         host = self.host
@@ -89,6 +102,10 @@ class Columns:
         host["row_tokens"][:num_rows] = query_start[:-1]
         host["row_ends"][:num_rows] = query_start[1:]
         self._fill_empty_rows(num_rows, num_tokens)
+        if adapted is not None:
+            rows, tiles = adapted
+            host["adapted_rows"][: len(rows)] = rows
+            host["adapted_tiles"][: tiles.size] = tiles.ravel()
         self._fill_items(lengths, first, chunk)
         self._fill_tiles(lengths, tile)
         used = self._items_at + 2 * self.num_items

@@ -37,6 +37,8 @@ class Tiles:
     """...its step along K..."""
     slice: int
     """...and the part of K that is summed before it is added to the total."""
+    adapted: Launch
+    """Of what adapters add to a product."""
     few_rows: int
     """Up to this many rows, slices are spread over programs."""
     fusion: bool
@@ -54,6 +56,7 @@ HOPPER = Tiles(
     columns=64,
     depth=64,
     slice=512,
+    adapted=Launch(rows=16, num_warps=4, num_stages=3),
     few_rows=64,
     fusion=False,
 )

@@ -19,6 +19,7 @@ import triton
 from ..ops import Experts, RopeTable
 from . import attention
 from .activation import add_kernel, embed_kernel, gated_kernel, rms_norm_kernel, soft_cap_kernel
+from .adapters import RowAdapters
 from .columns import Columns
 from .configs import Tiles
 from .matrices import Linear
@@ -62,14 +63,23 @@ class TritonOps:
     """Implements `quipu.kernels.ops.Ops` over columns on the device."""
 
     def __init__(
-        self, columns: Columns, memory: Memory, tiles: Tiles, linear: Linear, *, results_in: torch.dtype | None = None
+        self,
+        columns: Columns,
+        memory: Memory,
+        tiles: Tiles,
+        linear: Linear,
+        *,
+        results_in: torch.dtype | None = None,
+        adapters: RowAdapters | None = None,
     ) -> None:
-        """`results_in`: dtype of matrix products where it differs from that of their arguments (the output head)."""
+        """`results_in`: dtype of matrix products where it differs from that of their arguments (the output head);
+        `adapters`: those of the rows, if any has one."""
         self._columns = columns
         self._memory = memory
         self._tiles = tiles
         self._linear = linear
         self._results_in = results_in
+        self._adapters = adapters
         self._deferred: dict[int, DeferredHeads | DeferredSum] = {}  # by the address of the result
         self._deferred_before: list[DeferredHeads] = []
 
@@ -81,7 +91,10 @@ class TritonOps:
         return x_ND
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        return self._linear(self._computed(x_NI), weight_OI, bias_O, self._results_in or x_NI.dtype)
+        y_NO = self._linear(self._computed(x_NI), weight_OI, bias_O, self._results_in or x_NI.dtype)
+        if self._adapters is not None:
+            self._adapters.apply(x_NI, weight_OI, y_NO)
+        return y_NO
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dim() == 3:

@@ -4,21 +4,25 @@
 sequence of launches whatever its rows and contexts. So for each padded size of such passes a graph is recorded on first
 use, and the host then issues one launch instead of hundreds. Other passes are launched kernel by kernel.
 
-What must always hold: what changes from step to step is read by a recorded pass from `Columns`, `Tables` and the
-sampler's `last_drawn` only, whose memory never moves. If other memory moves, graphs are dropped (`_forget_graphs`).
+What must always hold: what changes from step to step is read by a recorded pass from `Columns`, `Tables`, the sampler's
+`last_drawn` and the slots of adapters (`adapters.py`) only, whose memory never moves. If other memory moves, graphs are
+dropped (`_forget_graphs`).
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import attrs
+import numpy as np
 import torch
 
 from ..batch import StepBatch
 from ..kv_cache import KVCache
 from ..models.families import Model
+from .adapters import RowAdapters, TritonAdapters
 from .attention import Parts, tile_tokens
 from .columns import Capacity, Columns, Int32s, Tables, lengths_of
 from .configs import Tiles, token_ladder
@@ -27,6 +31,7 @@ from .matrices import Linear
 from .memory import Heads, Memory, RopeTables
 from .mixture import Addresses
 from .ops import TritonOps
+from .row_groups import RowGroups, group_rows
 
 _PARTS_BYTES = 256 << 20
 """Initial size of decode's partial results; they grow if many rows have long contexts."""
@@ -67,6 +72,7 @@ class Runner:
         tiles: Tiles,
         linear: Linear,
         replays: bool,
+        adapters: TritonAdapters | None = None,
     ) -> None:
         """`replays`: whether a pass of decodes is captured as a graph, and replayed from then on."""
         self._model = model
@@ -78,6 +84,7 @@ class Runner:
         self._tiles = tiles
         self._linear = linear
         self._replays = replays
+        self._adapters = adapters
         self._ladder = token_ladder(bounds.num_tokens)
         per_item = heads.num_heads * (heads.head_dim + 2) * 4
         longest = -(-bounds.num_positions // tiles.chunk)
@@ -90,14 +97,19 @@ class Runner:
             addresses=Addresses(device.torch_device),
         )
         self._columns: dict[int, Columns] = {}
-        self._graphs: dict[int, Callable[[], torch.Tensor]] = {}
+        # by size, and whether a row has an adapter
+        self._graphs: dict[tuple[int, bool], Callable[[], torch.Tensor]] = {}
         self.num_replayed = 0
         """Passes that were replayed from a graph."""
 
-    def run(self, batch: StepBatch) -> Finished:
-        """Launch a pass. Raises ValueError for a batch that would access memory outside of the model or the cache."""
+    def run(self, batch: StepBatch, slots: Int32s | None = None) -> Finished:
+        """Launch a pass. Raises ValueError for a batch that would access memory outside of the model or the cache.
+
+        `slots`, to warm up: those of the tokens' adapters, instead of the batch's adapters.
+        """
         lengths = lengths_of(batch)
         self._check(batch, lengths)
+        slots = self._adapter_slots(batch, lengths) if slots is None else slots
         self._tables.update(batch.slots, batch.block_tables)
         self._make_room(batch, lengths)
         num_tokens = self._padded(len(batch.token_ids))
@@ -105,34 +117,58 @@ class Runner:
         columns.fill(
             batch, lengths, self._tables.host, block_size=self._memory.cache.block_size, chunk=self._tiles.chunk,
             tile=tile_tokens(self._tiles, self._heads.num_heads // self._heads.num_kv_heads, self._heads.head_dim),
+            adapted=None if slots is None or self._adapters is None else group_rows(slots, self._adapters.tile),
         )  # fmt: skip
+        adapters = None if slots is None else self._row_adapters(columns)
         if self._replays and columns.num_tiles == 0 and num_tokens <= self._padded(self._bounds.num_rows):
-            if num_tokens not in self._graphs:
-                self._graphs[num_tokens] = self._device.capture(lambda: self._whole(columns))
-            logits_NV = self._graphs[num_tokens]()
+            logits_NV = self._replay(columns, adapters)
             self.num_replayed += 1
             return Finished(lambda tokens: (logits_NV, tokens))
-        x_ND = self._trunk(columns)
-        return Finished(lambda tokens: (self._head(columns, x_ND, tokens), list(range(len(tokens)))))
+        x_ND = self._trunk(columns, adapters)
+        return Finished(lambda tokens: (self._head(columns, x_ND, tokens, slots), list(range(len(tokens)))))
 
-    def _trunk(self, columns: Columns) -> torch.Tensor:
+    def _adapter_slots(self, batch: StepBatch, lengths: Int32s) -> Int32s | None:
+        """Return the slot of each token's adapter, or -1; None if none has one."""
+        rows = None if self._adapters is None else self._adapters.of_rows(batch)
+        if rows is None:
+            return None
+        return np.repeat(np.array([-1 if slot is None else slot for slot in rows], dtype=np.int32), lengths)
+
+    def _row_adapters(self, columns: Columns) -> RowAdapters | None:
+        if self._adapters is None:
+            return None
+        c = columns.device
+        return RowAdapters(self._adapters, RowGroups(c["adapted_rows"], c["adapted_tiles"]))
+
+    def _replay(self, columns: Columns, adapters: RowAdapters | None) -> torch.Tensor:
+        kind = (columns.capacity.num_tokens, adapters is not None)
+        if kind not in self._graphs:
+            with nullcontext() if self._adapters is None else self._adapters.undisturbed():
+                self._graphs[kind] = self._device.capture(lambda: self._whole(columns, adapters))
+        return self._graphs[kind]()
+
+    def _trunk(self, columns: Columns, adapters: RowAdapters | None) -> torch.Tensor:
         c = columns.device
         carried_N = self._last_drawn[c["carry_slots"]]
         token_ids_N = torch.where(c["carried"] == 1, carried_N, c["token_ids"])
-        ops = TritonOps(columns, self._memory, self._tiles, self._linear)
+        ops = TritonOps(columns, self._memory, self._tiles, self._linear, adapters=adapters)
         return ops.finish(self._model.forward(token_ids_N, ops))
 
-    def _whole(self, columns: Columns) -> torch.Tensor:
+    def _whole(self, columns: Columns, adapters: RowAdapters | None) -> torch.Tensor:
         """Run the trunk, then the head for every token."""
-        return self._logits(columns, self._trunk(columns))
+        return self._logits(columns, self._trunk(columns, adapters), adapters)
 
-    def _head(self, columns: Columns, x_ND: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    def _head(self, columns: Columns, x_ND: torch.Tensor, tokens: Sequence[int], slots: Int32s | None) -> torch.Tensor:
+        """Run the head for some tokens; `slots` are those of all tokens."""
         padded = [*tokens, *[0] * (self._padded(len(tokens)) - len(tokens))]
-        return self._logits(columns, x_ND[padded])
+        adapters = None
+        if slots is not None and self._adapters is not None:
+            adapters = RowAdapters(self._adapters, self._adapters.groups(slots[list(tokens)]))
+        return self._logits(columns, x_ND[padded], adapters)
 
-    def _logits(self, columns: Columns, x_MD: torch.Tensor) -> torch.Tensor:
+    def _logits(self, columns: Columns, x_MD: torch.Tensor, adapters: RowAdapters | None) -> torch.Tensor:
         # in float32: half-precision formats are so coarse that the best tokens would often be tied
-        ops = TritonOps(columns, self._memory, self._tiles, self._linear, results_in=torch.float32)
+        ops = TritonOps(columns, self._memory, self._tiles, self._linear, results_in=torch.float32, adapters=adapters)
         return ops.finish(self._model.logits(x_MD, ops))
 
     def _padded(self, count: int) -> int:
@@ -148,6 +184,7 @@ class Runner:
                 num_rows=num_rows,
                 num_tiles=num_tokens // tile + num_rows,
                 num_items=self._memory.parts.num_items,
+                num_adapted_tiles=0 if self._adapters is None else self._adapters.most_tiles(num_tokens),
             )
             self._columns[num_tokens] = Columns(capacity, self._device)
         return self._columns[num_tokens]

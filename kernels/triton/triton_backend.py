@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
+import numpy as np
 import torch
 
+from ..adapters.named_weights import NamedWeights
 from ..backend import BackendConfig, Capabilities, RunsAtOnce, refuse_int8_activations, wants_strict
 from ..batch import Drawn, StepBatch
 from ..kv_cache import KVCache, choose_kv_dtype
@@ -26,6 +29,7 @@ from ..opened_model import open_model
 from ..pooling import pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
+from .adapters import TritonAdapters
 from .availability import check_capability, request_strict_cublas
 from .columns import Tables
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
@@ -79,7 +83,8 @@ class TritonBackend(RunsAtOnce):
                 # without tensor cores a tile of many rows needs too many registers
                 self._tiles = shared_tile(self._tiles)
             weights = DeviceWeights(source, device.torch_device)
-            self._model = opened.build(weights)
+            self.named_weights = NamedWeights(weights)
+            self._model = opened.build(self.named_weights)
             self.strict_kernels: StrictKernels | None = None
             if strict:
                 heads = _heads(model_config)
@@ -88,6 +93,17 @@ class TritonBackend(RunsAtOnce):
                     weights.matrices, kinds, heads, config, device, self._tiles, dtype, allow_cublas=allow_cublas
                 )
                 self._tiles, self._linear = self.strict_kernels.tiles, self.strict_kernels.linear
+            self.adapters: TritonAdapters | None = None
+            if config.max_loras:
+                self.adapters = TritonAdapters(
+                    self.named_weights, device, self._tiles, dtype=dtype, max_loras=config.max_loras,
+                    max_rank=config.max_lora_rank,
+                )  # fmt: skip
+                if strict and not self.adapters.is_invariant():
+                    raise ValueError(
+                        "determinism strict is not available with --enable-lora: on this GPU what an adapter adds to a "
+                        "row depends on the other rows"
+                    )
             self._block = opened.block_shape(config.block_size, dtype)
             self._start(NUM_BLOCKS)
             self.memory_plan = plan_memory(
@@ -140,6 +156,7 @@ class TritonBackend(RunsAtOnce):
             tiles=self._tiles,
             linear=self._linear,
             replays=not config.enforce_eager,
+            adapters=self.adapters,
         )
 
     @torch.inference_mode()
@@ -172,15 +189,27 @@ class TritonBackend(RunsAtOnce):
             parts.append(logits_MV[places].cpu())
         return torch.cat(parts)
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile every kernel and record a graph for every size of decode, so that no request waits for it."""
+        """Compile every kernel and record the graphs of every size of decode, so that no request waits for it."""
         config = self._config
         sizes = [size for size in token_ladder(config.max_num_seqs) if size <= config.max_num_batched_tokens]
-        for count in sizes:
-            self.step(largest_pass(attrs.evolve(config, max_num_seqs=count, max_num_batched_tokens=count)))
         longest = min(_WARM_PROMPT, config.max_model_len)
-        self.step(largest_pass(attrs.evolve(config, max_num_seqs=1, max_num_batched_tokens=longest)))
+        for num_rows, num_tokens in [*((size, size) for size in sizes), (1, longest)]:
+            batch = largest_pass(attrs.evolve(config, max_num_seqs=num_rows, max_num_batched_tokens=num_tokens))
+            self.step(batch)
+            if self.adapters is not None:
+                self.runner.run(batch, np.zeros(num_tokens, np.int32)).logits([num_tokens - 1])
         self._has_drawn = [False] * config.max_num_seqs
+
+    def load_adapter(self, folder: Path, expected: str | None = None) -> str:
+        if self.adapters is None:
+            return super().load_adapter(folder, expected)
+        return self.adapters.load(folder, expected)
+
+    def unload_adapter(self, digest: str) -> None:
+        if self.adapters is not None:
+            self.adapters.unload(digest)
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
         return self._device.host_memory(num_blocks * self.memory_plan.block_bytes)

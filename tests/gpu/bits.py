@@ -7,8 +7,11 @@ both at start-up, keep its guarantee in whole passes?
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from quipu.kernels.triton.configs import shared_tile, token_ladder
@@ -16,7 +19,8 @@ from quipu.kernels.triton.matrices import LibraryLinear, Linear, OwnLinear
 from quipu.kernels.triton.memory import Heads
 from quipu.kernels.triton.probe import AttentionKind, attention_is_invariant
 from tests.gpu.machine import Machine
-from tests.gpu.models import make_backend, one_row, several_rows
+from tests.gpu.models import blocks_of, make_backend, make_batch, one_row, several_rows, text
+from tests.gpu.random_adapter import save_adapter
 
 # (in, out) of the matrices of Qwen3-0.6B and of an 8B model
 SHAPES = [(1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (4096, 6144), (4096, 24576), (12288, 4096)]
@@ -98,4 +102,34 @@ def passes(machine: Machine) -> list[dict[str, Any]]:
             }
         )
     backend.close()
+    return rows + adapted_rows(machine)
+
+
+def adapted_rows(machine: Machine) -> list[dict[str, Any]]:
+    """Compare the logits of a strict backend's rows with and without an adapter: alone and together."""
+    adapted, plain = (make_backend(machine, determinism="strict", max_loras=count) for count in (3, 0))
+    with tempfile.TemporaryDirectory() as folder:
+        linear = adapted.named_weights.linear
+        digests = [
+            adapted.load_adapter(save_adapter(Path(folder, str(seed)), linear, rank=rank, seed=seed))
+            for seed, rank in enumerate((16, 4))
+        ]
+    longest = adapted.memory_plan.max_model_len
+    lengths = (7, 1, 2) if machine.rehearsal else (300, 1, 17, 40, 1, 1, 90, 3)
+    texts = [(slot, 0, text(length, slot), blocks_of(slot, longest)) for slot, length in enumerate(lengths)]
+    chosen = [["", *digests][slot % 3] for slot in range(len(lengths))]
+    together = attrs.evolve(make_batch(texts), adapters=chosen)
+    found = adapted.logits(together, [end - 1 for end in together.query_start[1:]])
+    rows = []
+    for slot, one in enumerate(texts):
+        batch = make_batch([(0, *one[1:])])
+        if chosen[slot]:
+            alone = adapted.logits(attrs.evolve(batch, adapters=[chosen[slot]]), [lengths[slot] - 1])
+        else:
+            alone = plain.logits(batch, [lengths[slot] - 1])
+        what = "a row with an adapter" if chosen[slot] else "a row without, beside rows with adapters"
+        alike = torch.equal(alone[0], found[slot])
+        rows.append({"question": "strict passes", "what": f"{what}, {lengths[slot]} tokens", "alike": alike})
+    adapted.close()
+    plain.close()
     return rows

@@ -30,7 +30,7 @@ def shape_of(machine: Machine, **changes: Any) -> dict[str, Any]:
 
 
 def make_backend(
-    machine: Machine, *, num_layers: int = 4, determinism: str = "fast", longest: int = 2048
+    machine: Machine, *, num_layers: int = 4, determinism: str = "fast", longest: int = 2048, max_loras: int = 0
 ) -> TritonBackend:
     """Load a backend with enough blocks for `TABLES` sequences of the longest length."""
     shape = shape_of(machine, num_hidden_layers=num_layers)
@@ -47,6 +47,7 @@ def make_backend(
             max_model_len=longest,
             max_num_batched_tokens=num_tokens,
             determinism=determinism,
+            max_loras=max_loras,
         )
         return TritonBackend(config, machine.device, machine.tiles)
 

@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quipu.kernels.triton import activation, decode, experts, linear, prefill, rope_kv, sample
+from quipu.kernels.triton import activation, decode, experts, linear, low_rank, prefill, rope_kv, sample
 from quipu.kernels.triton.attention import decode_launch, prefill_launch
 from quipu.kernels.triton.configs import HOPPER, Launch
 
@@ -119,6 +119,24 @@ def expert_cases() -> list[Case]:
     ]
 
 
+def adapter_cases(name: str, num_in: int, num_out: int, parts: int, stored: str = BF16) -> list[Case]:
+    """Return cases of rank 16."""
+    of_rows = {"rows_ptr": I32, "tiles_ptr": I32, "parts_ptr": I32, "narrow_ptr": F32}
+    of_rows |= dict.fromkeys(("x_ptr", "a_ptr", "b_ptr", "y_ptr"), stored)
+    tile = {"ROWS": HOPPER.adapted.rows}
+    launch = (HOPPER.adapted.num_warps, HOPPER.adapted.num_stages)
+    rank, slices = parts * 16, triton.cdiv(num_in, HOPPER.slice)
+    shrunk = {"RANK": rank, "RANKS": min(64, triton.next_power_of_2(rank)), "DEPTH": HOPPER.depth}
+    expanded = {"PARTS": parts, "RANK": 16, "SLICES": slices, "RANKS": 16, "COLUMNS": HOPPER.columns}
+    return [
+        Case(
+            f"shrink {name}", low_rank.shrink_kernel, of_rows,
+            {**tile, **shrunk, "NUM_IN": num_in, "SLICE": HOPPER.slice}, *launch,
+        ),
+        Case(f"expand {name}", low_rank.expand_kernel, of_rows, {**tile, **expanded, "NUM_OUT": num_out}, *launch),
+    ]  # fmt: skip
+
+
 def cases() -> list[Case]:
     width = {"WIDTH": 1024, "BLOCK": 1024}
     draws = {
@@ -141,6 +159,9 @@ def cases() -> list[Case]:
         rope_case("24/8 heads of 128, 96 rotated", 24, 8, 128, 48, NORM=False),
         *linear_cases(1024, 6144),
         *expert_cases(),
+        *adapter_cases("1024 to 4096 of three parts", 1024, 4096, 3),
+        *adapter_cases("3072 to 1024", 3072, 1024, 1),
+        *adapter_cases("1024 to 4096 of three parts in float32", 1024, 4096, 3, F32),
         Case("norm", activation.rms_norm_kernel, {}, {**width, "ADD": False}),
         Case("add and norm", activation.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
         Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),

@@ -24,6 +24,7 @@ SMALL = Tiles(
     columns=32,
     depth=32,
     slice=64,
+    adapted=Launch(rows=16, num_warps=4, num_stages=1),
     few_rows=16,
     fusion=False,
 )
