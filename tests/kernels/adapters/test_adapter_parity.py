@@ -28,7 +28,7 @@ def adapters(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     """Make an adapter of each checkpoint's whole layers."""
     root = tmp_path_factory.mktemp("adapters")
     return {
-        name: make_adapter(root / name, checkpoints[name], target_modules=targets_of(name), r=8, lora_alpha=12)
+        name: make_adapter(root / name, checkpoints[name], target_modules=targets_of(name), r=8, lora_alpha=8)
         for name in CONFIGS
     }
 
