@@ -125,6 +125,8 @@ class Shape:
     """In the OpenAPI document; empty: its schema stands where it is used."""
     is_closed: bool = False
     """Other fields are refused."""
+    ignored: tuple[str, ...] = ()
+    """Fields of its API that change no answer here: they are ignored like unknown ones."""
     tag: str = ""
     """The field that says which of `kinds` an object is."""
     kinds: tuple[Kind, ...] = ()
@@ -150,9 +152,10 @@ NO_SHAPE = Shape(())
 """Of an object whose fields are not declared."""
 
 
-def shape(*fields: BodyField | str, index: str = "[{}]", name: str = "") -> Shape:
+def shape(*fields: BodyField | str, index: str = "[{}]", name: str = "", ignored: tuple[str, ...] = ()) -> Shape:
     """Return the shape of an object; a name stands for a field with any value."""
-    return Shape(tuple(BodyField(name=field) if isinstance(field, str) else field for field in fields), index, name)
+    known = tuple(BodyField(name=field) if isinstance(field, str) else field for field in fields)
+    return Shape(known, index, name, ignored=ignored)
 
 
 def kind(values: str, *fields: BodyField | str, pattern: str = "", is_default: bool = False) -> Kind:
@@ -161,7 +164,12 @@ def kind(values: str, *fields: BodyField | str, pattern: str = "", is_default: b
 
 
 def union(
-    tag: BodyField | str, *kinds: Kind, also: tuple[str, ...] = (), name: str = "", is_closed: bool = False
+    tag: BodyField | str,
+    *kinds: Kind,
+    also: tuple[str, ...] = (),
+    name: str = "",
+    is_closed: bool = False,
+    ignored: tuple[str, ...] = (),
 ) -> Shape:
     """Return the shape of a place that holds one of several kinds of objects. `also`: fields that are passed along."""
     tag = BodyField(name=tag, type=STRING) if isinstance(tag, str) else tag
@@ -169,7 +177,8 @@ def union(
     for field in (field for one in kinds for field in one.fields):
         known = merged.get(field.name)
         merged[field.name] = field if known is None else _joined(known, field)
-    return Shape(tuple(merged.values()), name=name, is_closed=is_closed, tag=tag.name, kinds=kinds)
+    fields = tuple(merged.values())
+    return Shape(fields, name=name, is_closed=is_closed, ignored=ignored, tag=tag.name, kinds=kinds)
 
 
 def _joined(first: BodyField, second: BodyField) -> BodyField:

@@ -67,6 +67,7 @@ def _list_of(shape: Shape) -> Schema:
 FIELDS: tuple[BodyField, ...] = (
     # of no OpenAI endpoint
     _field("audio", off=OFF, messages=({},)),
+    _field("compaction", refusals={MESSAGES: Refusal()}),
     _field("container", off=OFF, refusals={MESSAGES: Refusal(OFF)}),
     _field("context_management", off=OFF),
     _field("mcp_servers", off=OFF, refusals={MESSAGES: Refusal(OFF)}),
@@ -198,12 +199,24 @@ FIELDS: tuple[BodyField, ...] = (
 """What endpoints read and refuse, sampling fields apart."""
 
 
+_IGNORED: Mapping[str, tuple[str, ...]] = {
+    RESPONSES: ("access_programs", "image"),
+    MESSAGES: (
+        *("billing_policy", "context_management", "diagnostics", "fallback_credit_token", "fallbacks"),
+        *("inference_geo", "service_tier", "speed", "user_profile_id", "workspace_id"),
+    ),
+}
+"""Fields of an endpoint's own API that it ignores."""
+
+
 def _shape_on(endpoint: str) -> Shape:
     """Return every field that an endpoint knows."""
     read = [field for field in FIELDS if endpoint in field.apis]
     refused = [attrs.evolve(field, inner=None, items=None) for field in FIELDS if endpoint in field.refusals]
     others = [BodyField(name=name) for name in (*FOREIGN, *(field.name for field in SAMPLING_FIELDS))]
-    return Shape((*read, *refused, *others), ".{}" if endpoint == MESSAGES else "[{}]", NAMES[endpoint])
+    known = Shape((*read, *refused, *others), ".{}" if endpoint == MESSAGES else "[{}]", NAMES[endpoint])
+    elsewhere = {field.name for field in FIELDS} - known.by_name.keys() if endpoint in OPENAI else set()
+    return attrs.evolve(known, ignored=(*_IGNORED.get(endpoint, ()), *sorted(elsewhere)))
 
 
 NAMES: Mapping[str, str] = {

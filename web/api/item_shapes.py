@@ -72,6 +72,7 @@ RESPONSE_TOOL = union(
     ),
     _OTHER_TOOL,
     name="ResponseTool",
+    ignored=("allowed_callers", "async", "defer_loading", "output_schema"),
 )
 _CALL = required("call_id")
 _ACTION, _OPERATION = (BodyField(name=name, type=OBJECT, is_required=True) for name in ("action", "operation"))
@@ -102,6 +103,7 @@ RESPONSE_ITEM = union(
     kind(" ".join(SKIPPED)),
     also=("action", "encrypted_content", "id", "phase", "status", "tools"),
     name="ResponseItem",
+    ignored=("async", "caller"),
 )
 CONVERSATION_ID: Schema = {
     "anyOf": [{"type": "string"}, {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}]
@@ -121,6 +123,7 @@ REASONING = shape(
     choice("generate_summary", *_SUMMARIES),
     choice("summary", *_SUMMARIES),
     name="Reasoning",
+    ignored=("context", "mode"),
 )
 _FORMAT = union(
     "type",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quipu.actors.config.declarations import Bounds
 from quipu.actors.messages.prompts import CacheTtl
 
-from .body_field import OBJECT, BodyField, Schema, kind, shape, union
+from .body_field import OBJECT, BodyField, Schema, Shape, kind, shape, union
 from .body_shapes import EFFORTS, STOP_STRINGS, choice, flag, inner, required, text, text_or_objects
 
 CACHE_CONTROL = "cache_control"
@@ -26,7 +26,6 @@ CONTROL = union(
 _CONTROL = inner(CACHE_CONTROL, CONTROL)
 _TEXT = kind("text", required("text"), _CONTROL)
 _SKIPPED = kind(" ".join(SKIPPED), _CONTROL, pattern=f"({'|'.join(OF_SERVERS)})$")
-TEXT_BLOCK = union("type", _TEXT, _SKIPPED, name="SystemBlock")
 _FOUND = union("type", kind("text", required("text")), kind("image"), name="FoundText")
 _SEARCH_RESULT = kind(
     "search_result",
@@ -37,36 +36,49 @@ _SEARCH_RESULT = kind(
 )
 _SOURCE = union(
     "type",
-    kind("text", BodyField(name="data", type="string", is_required=True), "media_type"),
+    kind("text", text_or_objects("data", _FOUND, is_required=True), "media_type"),
     kind("content", text_or_objects("content", _FOUND, is_required=True)),
     name="DocumentSource",
 )
 _DOCUMENT = kind("document", inner("source", _SOURCE, is_required=True), text("title"), text("context"), _CONTROL)
-_COMPACTION = kind("compaction", text("content"), _CONTROL)
-_IMAGE = kind("image", "source", _CONTROL)
+_TEXTS = (_TEXT, _SEARCH_RESULT, _DOCUMENT, kind("compaction", text("content"), _CONTROL), _SKIPPED)
+"""Kinds of blocks that any message may have."""
+TEXT_BLOCK = union("type", *_TEXTS, name="SystemBlock")
 _ANY_DOCUMENT = kind("document", "source", "title", "context", _CONTROL)
-_RESULT_BLOCK = union(
-    "type", _TEXT, _SEARCH_RESULT, _ANY_DOCUMENT, _COMPACTION, _IMAGE, _SKIPPED, name="ToolResultBlock"
-)
-_BLOCK = union(
+_OF_RESULT = (*(one for one in _TEXTS if one is not _DOCUMENT), _ANY_DOCUMENT, kind("image", "source", _CONTROL))
+_RESULT_BLOCK = union("type", *_OF_RESULT, name="ToolResultBlock")
+_USER_BLOCK = union(
     "type",
-    _TEXT,
-    _SEARCH_RESULT,
-    _DOCUMENT,
-    _COMPACTION,
+    *_TEXTS,
+    kind("tool_result", required("tool_use_id"), text_or_objects("content", _RESULT_BLOCK), flag("is_error"), _CONTROL),
+    name="UserBlock",
+    ignored=("citations", "toolset_name"),
+)
+_INPUT = BodyField(name="input", type=OBJECT, is_required=True)
+_ASSISTANT_BLOCK = union(
+    "type",
+    *_TEXTS,
     kind("thinking", required("thinking"), "signature"),
     kind("redacted_thinking", required("data")),
-    kind(
-        "tool_use", required("id"), required("name"), BodyField(name="input", type=OBJECT, is_required=True), _CONTROL
-    ),
-    kind("tool_result", required("tool_use_id"), text_or_objects("content", _RESULT_BLOCK), flag("is_error"), _CONTROL),
-    _SKIPPED,
+    kind("tool_use", required("id"), required("name"), _INPUT, _CONTROL),
     also=("caller",),
-    name="ContentBlock",
+    name="AssistantBlock",
+    ignored=("citations", "toolset_name"),
 )
-MESSAGE = shape(
-    text_or_objects("content", _BLOCK, is_required=True),
-    choice("role", "user", "assistant", "system", is_required=True),
+
+
+def _content(blocks: Shape) -> BodyField:
+    """Return the content of a message, which must not be empty."""
+    texts: Schema = {"type": "string", "minLength": 1}
+    listed: Schema = {"type": "array", "items": blocks, "minItems": 1}
+    return BodyField(name="content", schema={"anyOf": [texts, listed]}, items=blocks, is_required=True)
+
+
+MESSAGE = union(
+    choice("role", "user", "assistant", "system"),
+    kind("user", _content(_USER_BLOCK)),
+    kind("assistant", text_or_objects("content", _ASSISTANT_BLOCK, is_required=True)),
+    kind("system", _content(TEXT_BLOCK)),
     name="Message",
 )
 MESSAGES_TOOL = union(
@@ -82,6 +94,7 @@ MESSAGES_TOOL = union(
     ),
     kind("", _CONTROL, pattern="^(?!custom$)"),
     name="MessagesTool",
+    ignored=("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"),
 )
 TOOL_CHOICE = union(
     choice("type", "auto", "any", "tool", "none"),
@@ -94,5 +107,5 @@ OUTPUT_FORMAT = union(
 )
 OUTPUT_CONFIG = shape(choice("effort", *EFFORTS), inner("format", OUTPUT_FORMAT), name="OutputConfig")
 _BUDGET = BodyField(name="budget_tokens", bounds=Bounds(minimum=1))
-THINKING = union("type", kind("enabled adaptive disabled", _BUDGET), name="Thinking")
+THINKING = union("type", kind("enabled adaptive disabled", _BUDGET), name="Thinking", ignored=("display",))
 METADATA = shape(text("user_id"), name="MessagesMetadata")

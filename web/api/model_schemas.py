@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from quipu.actors.config.declarations import Bounds
-
-from .body_field import STRING, BodyField
+from .body_field import BodyField
 from .operation import (
     ANY_OBJECT,
     COUNT,
@@ -64,11 +62,9 @@ LIST = Operation(
     tag=MODELS,
     help=f"{_HEADER} `limit`, `after_id` and `before_id` are read only then.",
     query=(
-        BodyField(
-            name="limit", bounds=Bounds(minimum=1, maximum=MAX_LIMIT), default=DEFAULT_LIMIT, help="Models of a page."
-        ),
-        BodyField(name="after_id", type=STRING, help="Only models after this one."),
-        BodyField(name="before_id", type=STRING, help="Only models before this one."),
+        BodyField(name="limit", help=f"Models of a page, between 1 and {MAX_LIMIT}; {DEFAULT_LIMIT} if absent."),
+        BodyField(name="after_id", help="Only models after this one."),
+        BodyField(name="before_id", help="Only models before this one."),
     ),
     answer=either(
         Named(

@@ -23,6 +23,7 @@ from ..operation import (
     Named,
     Operation,
     array,
+    by_name,
     maybe,
     one_of,
     record,
@@ -58,7 +59,7 @@ _HEALTH = Named(
             "state": TEXT_VALUE,
             "incarnation": COUNT,
             "detail": maybe(TEXT_VALUE),
-            "actor_restarts": COUNT,
+            "actor_restarts": by_name(COUNT),
         }
     ),
 )

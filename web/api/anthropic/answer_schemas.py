@@ -30,7 +30,11 @@ _COUNTED = (
 )
 """Fields that make the prompt, or would."""
 _READ = {field.name: field for field in SHAPES[MESSAGES].fields if MESSAGES in field.apis}
-COUNTED = Shape(tuple(_READ[name] for name in _COUNTED), name="CountTokensRequest")
+COUNTED = Shape(
+    tuple(_READ[name] for name in _COUNTED),
+    name="CountTokensRequest",
+    ignored=SHAPES[MESSAGES].ignored,
+)
 
 _COUNTS = {
     "input_tokens": COUNT_VALUE,

@@ -17,6 +17,8 @@ from ..body_table import FIELDS, NAMES
 from ..operation import Named
 from ..sampling import MAX_WORD_CHARS, TOKEN_ID
 
+IGNORED = "x-ignored-fields"
+"""Fields of an object's API that have no effect, whatever they are."""
 REFUSED = "x-refused-fields"
 """Fields of a body that are refused, with the values that are accepted all the same."""
 _ENDPOINTS: Mapping[str, str] = {name: endpoint for endpoint, name in NAMES.items()}
@@ -50,12 +52,15 @@ class Schemas:
 
     def _shape(self, shape: Shape) -> Any:
         if (endpoint := _ENDPOINTS.get(shape.name)) is not None:
-            return self._body(endpoint)
-        closed = {"additionalProperties": False} if shape.is_closed else {}
+            return {**self._body(endpoint), IGNORED: list(shape.ignored)}
+        closed: dict[str, Any] = {"additionalProperties": False} if shape.is_closed else {}
+        known = {shape.tag, *(field.name for kind in shape.kinds for field in kind.fields)}
+        names = [*shape.ignored, *(name for name in shape.by_name if shape.kinds and name not in known)]
+        ignored = {IGNORED: names} if names else {}
         if not shape.kinds:
-            return {**self.object(shape.fields), **closed}
+            return {**self.object(shape.fields), **closed, **ignored}
         kinds = [{**self._kind(shape.by_name[shape.tag], kind), **closed} for kind in shape.kinds]
-        return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        return {**(kinds[0] if len(kinds) == 1 else {"anyOf": kinds}), **ignored}
 
     def _body(self, endpoint: str) -> Any:
         """Return the schema of a generation request: what the endpoint reads, and the names of what it refuses."""

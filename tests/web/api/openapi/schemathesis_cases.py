@@ -1,0 +1,201 @@
+"""Requests that schemathesis draws from the OpenAPI document, sent to the app: `make test-openapi`.
+
+Half of them are meant to be allowed by the document and half to be forbidden; a validator decides which they are. What
+must hold: nothing is a 5xx, nothing that the document forbids is served, and every answer is as the document says.
+
+Routes that generate, and those of the cache, are sent to a runtime on the fake executor, whose sequences are short; the
+others to a fake desk, where engines can be added and removed at no cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import attrs
+import requests
+import schemathesis
+import trio
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from quipu.web.api.openapi.document import make_document
+from quipu.web.options import AppOptions
+from tests.grammars import EOS
+from tests.kept_forks import kept_forks
+from tests.runtimes import BLOCK, small_runtime
+from tests.web.api.openapi.full_apps import full_app
+from tests.web.api.openapi.promises import Answer, Promises
+from tests.web.fakes import Client
+
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+IN_TIME_S = 60.0
+MOST_TOKENS = 8
+HEAVY = 12
+"""How many times more cases a route has that generates, compared with one that only shows something."""
+ON_ENGINES = ("Generation", "Cache", "Models")
+"""Tags of routes that are sent to a runtime."""
+
+
+def tame(body: dict[str, Any]) -> None:
+    """Name a model that is served, and ask for few tokens: otherwise nearly every answer would be a 404 or a 400."""
+    if isinstance(body.get("model"), str):
+        body["model"] = "demo"
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
+        if isinstance(body.get(name), int) and body[name] > MOST_TOKENS:
+            body[name] = MOST_TOKENS
+
+
+@attrs.define
+class Report:
+    num_cases: int = 0
+    num_allowed: int = 0
+    num_served: int = 0
+    """Of those that the document allows."""
+    statuses: collections.Counter[int] = attrs.field(factory=collections.Counter)
+    broken: dict[str, str] = attrs.field(factory=dict)
+    """What does not hold, each with a request that shows it."""
+    served_at: collections.Counter[str] = attrs.field(factory=collections.Counter)
+    refused: collections.Counter[str] = attrs.field(factory=collections.Counter)
+    """Why requests that the document allows were refused."""
+
+
+@attrs.frozen
+class Sender:
+    """Sends drawn requests, from the thread that draws them."""
+
+    promises: Promises
+    report: Report
+    client: Client
+
+    def send(self, case: Any) -> None:
+        if isinstance(case.body, dict):
+            tame(case.body)
+            if isinstance(case.body.get("body"), dict):
+                tame(case.body["body"])
+        sent = requests.Request(**case.as_transport_kwargs(base_url="http://test")).prepare()
+        data = sent.body.encode() if isinstance(sent.body, str) else sent.body or b""
+        answer = trio.from_thread.run(self._exchange, case.method, sent.path_url, data)
+        self._judge(case, sent.path_url, data, answer)
+
+    async def _exchange(self, method: str, path: str, data: bytes) -> Answer:
+        with trio.fail_after(IN_TIME_S):
+            async with self.client.open(method, path, data) as exchange:
+                status = await exchange.wait_started()
+                return Answer(status, exchange.headers.get("content-type", ""), await exchange.read())
+
+    def _judge(self, case: Any, path_url: str, data: bytes, answer: Answer) -> None:
+        report, method, path = self.report, case.method, case.path
+        allowed = self.promises.allows(method, path, path_url.partition("?")[2], data)
+        is_served = answer.status < HTTPStatus.BAD_REQUEST
+        report.num_cases += 1
+        report.num_allowed += allowed
+        report.num_served += allowed and is_served
+        report.statuses[answer.status] += 1
+        report.served_at[f"{method} {path}"] += allowed and is_served
+        if allowed and answer.status == HTTPStatus.BAD_REQUEST:
+            report.refused[f"{method} {path}: {json.loads(answer.body)['error']['message'][:100]}"] += 1
+        found = []
+        if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            found.append(f"{answer.status}")
+        if is_served and not allowed:
+            found.append("served, although the document forbids it")
+        found += self.promises.broken_by(method, path, answer)
+        for problem in found:
+            told = f"{path_url[:200]} {data[:1500].decode(errors='replace')} -> {answer.body[:400]!r}"
+            key = f"{method} {path}: {problem}"
+            if len(told) < len(report.broken.get(key, told + " ")):
+                report.broken[key] = told
+
+
+def draw(operation: Any, mode: GenerationMode, num_cases: int, seed: int, send: Callable[[Any], None]) -> None:
+    """Draw the cases of one operation, and send each."""
+
+    @seeded(seed)
+    @settings(
+        max_examples=num_cases,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def draw_case(case: Any) -> None:
+        send(case)
+
+    with contextlib.suppress(Unsatisfiable):  # if no request to this route is forbidden
+        draw_case()
+
+
+async def run(num_cases: int, seed: int = 0, only: str = "") -> Report:
+    """Send about this many requests, to the routes whose path contains `only`."""
+    report = Report()
+    engine = {
+        "max_model_len": 32 * BLOCK,
+        "max_num_batched_tokens": 2048,
+        "eos_token_ids": (EOS,),
+        "tool_call_parser": "hermes",
+    }
+    with kept_forks():
+        async with small_runtime(encode_apart=True, **engine) as runtime:
+            options = AppOptions(domain="tenant", heartbeat_s=math.inf, open_admin=True, allow_client_priority=True)
+            app, shown = full_app(desk=runtime.runtime.desk, options=options), full_app(options=options)
+            document = json.loads(json.dumps(make_document(app)))
+            promises = Promises(document)
+            senders = [Sender(promises, report, Client(one)) for one in (app, shown)]
+            await trio.to_thread.run_sync(_draw_all, document, num_cases, seed, only, senders)
+    return report
+
+
+def _draw_all(document: Any, num_cases: int, seed: int, only: str, senders: list[Sender]) -> None:
+    schema = schemathesis.openapi.from_dict(document)
+    operations = [operation.ok() for operation in schema.get_all_operations()]
+    weights = [
+        (operation, HEAVY if "requestBody" in operation.definition.raw and on_engines(operation) else 1)
+        for operation in operations
+        if only in operation.path
+    ]
+    share = num_cases / (len(MODES) * sum(weight for _, weight in weights))
+    for operation, weight in weights:
+        for mode in MODES:
+            sender = senders[0 if on_engines(operation) else 1]
+            draw(operation, mode, max(1, round(share * weight)), seed, sender.send)
+
+
+def on_engines(operation: Any) -> bool:
+    return operation.definition.raw["tags"][0] in ON_ENGINES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.web.api.openapi.schemathesis_cases", description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="of paths that contain this")
+    parser.add_argument("--reasons", type=int, default=10, help="to show for refusals")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    report = trio.run(run, arguments.cases, arguments.seed, arguments.only)
+    print(
+        f"{report.num_cases} requests, {report.num_allowed} of them allowed, of which {report.num_served} were served"
+    )
+    print(f"statuses: {dict(sorted(report.statuses.items()))}")
+    print(*(f"{route}: {number}" for route, number in report.served_at.items()), sep="\n")
+    print("the most frequent reasons for refusing what is allowed:")
+    print(*(f"{number:5} {why}" for why, number in report.refused.most_common(arguments.reasons)), sep="\n")
+    for problem, request in report.broken.items():
+        print(f"\nBROKEN {problem}\n    {request}")
+    return 1 if report.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
