@@ -24,7 +24,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve serve-ray chat test test-installs test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -77,6 +77,9 @@ test-long: install-test ## run the property tests with many more examples
 	$(BIN)/python -m pytest --hypothesis-profile long
 	$(BIN)/python -m bench.stalls --fuzz 50000
 	$(BIN)/python -m tests.drawn_grammars
+
+test-openapi: install-test ## draw 10,000 requests from the OpenAPI document, and check every answer against it (ARGS=--seed 1)
+	$(BIN)/python -m tests.web.api.openapi.schemathesis_cases $(ARGS)
 
 stalls: install-test ## measure how long one client can delay the others (docs/operate/limits.md)
 	$(BIN)/python -m bench.stalls $(ARGS)

@@ -186,9 +186,19 @@ CHAT_FUNCTION = shape(
     name="FunctionDefinition",
 )
 CHAT_TOOL = union("type", kind("function", inner("function", CHAT_FUNCTION, is_required=True)), name="ChatTool")
-TOOL_CHOICE: Schema = {
-    "anyOf": [
-        {"enum": ["auto", "none", "required"]},
-        {"type": "object", "description": "One tool, or some of them."},
-    ]
-}
+_NAMED = shape(required("name"), text("namespace"))
+_CALLED = inner("function", _NAMED, is_required=True)
+_SOME_TOOLS = (
+    anything("mode", {"enum": ["auto", "required"]}, is_required=True),
+    anything("tools", {"type": ARRAY, "items": {"type": OBJECT}}, is_required=True),
+)
+_ONE_TOOL = union(
+    "type",
+    kind("function", _CALLED, is_default=True),
+    kind("custom", inner("custom", _NAMED, is_required=True)),
+    kind("function custom", *_NAMED.fields, is_default=True),
+    kind("allowed_tools", inner("allowed_tools", shape(*_SOME_TOOLS), is_required=True)),
+    kind("allowed_tools", *_SOME_TOOLS),
+    name="ChosenTools",
+)
+TOOL_CHOICE: Schema = {"anyOf": [{"enum": ["auto", "none", "required"]}, _ONE_TOOL]}

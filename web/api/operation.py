@@ -103,7 +103,8 @@ Part = Schema | Named | Shape
 def maybe(schema: Part) -> Schema:
     """Return the schema of a value that may be null."""
     if isinstance(schema, Mapping) and type(schema.get("type")) is str:
-        return {**schema, "type": [schema["type"], "null"]}
+        values = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+        return {**schema, "type": [schema["type"], "null"], **values}
     return {"anyOf": [schema, NULL]}
 
 

@@ -21,7 +21,7 @@ from ..request.request_context import RequestContext, current_request_context
 from .browser_rules import is_loopback
 from .keys import KeyStore, runtime_principal
 
-PAGE_ROUTES = frozenset({"/ui", "/ui/", "/ui/static/<path:name>"})
+PAGE_ROUTES = frozenset({"/docs", "/ui", "/ui/", "/ui/static/<path:name>"})
 """The page of `web/ui/` and its files, which asks for a key, and for data with that key."""
 OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/openapi.json"}) | PAGE_ROUTES
 """Routes for probes, which have no key, for what a browser loads before it has one, and for the description of the API,

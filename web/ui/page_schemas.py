@@ -20,6 +20,7 @@ ROOT = Operation(
     others={HTTPStatus.TEMPORARY_REDIRECT: "A browser is sent to the pages."},
 )
 REDIRECT = Operation(summary="Go to the pages", tag=PAGES, status=HTTPStatus.PERMANENT_REDIRECT, content_type=HTML)
+SHOW_DOCS = Operation(summary="Show this API to a browser", tag=PAGES, content_type=HTML)
 SHOW_PAGE = Operation(summary="Show the pages", tag=PAGES, content_type=HTML)
 FILE = Operation(
     summary="Load a file of the pages",

@@ -3,6 +3,7 @@
     GET /                    sends a browser to the pages, or says that there are none; others get a few URLs as JSON
     GET /ui                  redirects to /ui/
     GET /ui/                 the one page; what it shows is chosen after `#`
+    GET /docs                the page that shows /openapi.json
     GET /ui/static/{name}    scripts, styles, licences
     GET /ui/session          whose key this is, and what it may see
     GET /ui/key-names?id=…   the names of keys, of those that the asker may see
@@ -31,8 +32,8 @@ from ..auth.auth import is_from_this_machine
 from ..auth.keys import KeyStore
 from ..request.errors import not_found
 from ..request.request_context import current_request_context
-from .page_schemas import FILE, KEY_NAMES, REDIRECT, ROOT, SESSION, SHOW_PAGE
-from .static_files import PAGE, read_files, send
+from .page_schemas import FILE, KEY_NAMES, REDIRECT, ROOT, SESSION, SHOW_DOCS, SHOW_PAGE
+from .static_files import DOCS_PAGE, PAGE, read_files, send
 from .usage_table import install_usage_table
 
 
@@ -50,6 +51,10 @@ def install_ui(
     @route(app, "GET /ui/", SHOW_PAGE)
     async def show_page() -> Response:
         return send(files[PAGE])
+
+    @route(app, "GET /docs", SHOW_DOCS)
+    async def show_docs() -> Response:
+        return send(files[DOCS_PAGE])
 
     @route(app, "GET /ui/static/<path:name>", FILE)
     async def send_file(name: str) -> Response:

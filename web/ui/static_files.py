@@ -16,6 +16,7 @@ from quart import Response, request
 
 FOLDER: Final = Path(__file__).parent / "static"
 PAGE: Final = "index.html"
+DOCS_PAGE: Final = "docs.html"
 CONTENT_TYPES: Final[Mapping[str, str]] = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",

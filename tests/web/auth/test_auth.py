@@ -70,7 +70,7 @@ async def test_every_route_requires_a_key() -> None:
     rules = {rule for rule, _, _ in routes(app)}
     assert rules >= OPEN_ROUTES | {PATH, "/metrics", "/v1/models/<path:name>", "/forgotten/<path:name>"}
     for rule, method, path in routes(app):
-        is_open = rule in ("/", "/health", "/ready", "/openapi.json", "/ui", "/ui/", "/ui/static/<path:name>")
+        is_open = rule in ("/", "/health", "/ready", "/docs", "/openapi.json", "/ui", "/ui/", "/ui/static/<path:name>")
         for headers in ({}, bearer("sk-of-nobody")):
             status = await ask(app, method, path, headers)
             assert (status != 401) == is_open, (method, path, status)

@@ -47,6 +47,8 @@ class Book:
 
     kept: list[UsageRecord]
     seen_queries: list[Query]
+    data_dir: Path | None = None
+    """Where the key is that signs receipts."""
 
     def sums(
         self,
@@ -70,10 +72,6 @@ class Book:
         for number, record in enumerate(reversed(found) if newest_first else found):
             yield LedgerRecord(record, "srv-1", number, "hash", recovered=False)
 
-    @property
-    def data_dir(self) -> Path | None:
-        return None
-
     def hashes(self, server: str, first: int, end: int) -> dict[int, str]:
         return {}
 
@@ -90,6 +88,7 @@ class BookSource:
     records: list[UsageRecord] = attrs.field(factory=list)
     error: Exception | None = None
     seen_queries: list[Query] = attrs.field(factory=list)
+    data_dir: Path | None = None
 
     async def report(self, report: Report, party: Hashable = None) -> list[bytes]:
         await trio.lowlevel.checkpoint()
@@ -97,7 +96,7 @@ class BookSource:
             raise self.error
         sent: Report = pickle.loads(pickle.dumps(report))
         try:
-            return [sent.make(Book(self.records, self.seen_queries))]
+            return [sent.make(Book(self.records, self.seen_queries, self.data_dir))]
         except ReportRefused as refused:
             raise invalid(refused.message, refused.param, refused.code) from None
 

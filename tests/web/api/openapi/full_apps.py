@@ -21,8 +21,15 @@ from tests.web.fakes import FakeDesk
 TENANT, ADMIN = "sk-of-acme", "sk-of-ops"
 
 
-def full_app(keys: KeyStore | None = None, desk: Any = None, options: Any = None) -> QuipuApp:
-    return make_app(desk or FakeDesk(), options, keys, usage=BookSource(), store=mock.Mock(), batches=idle_batches())
+def full_app(
+    keys: KeyStore | None = None,
+    desk: Any = None,
+    options: Any = None,
+    data_dir: Path | None = None,
+    store: Any = None,
+) -> QuipuApp:
+    usage, batches = BookSource(data_dir=data_dir), idle_batches()
+    return make_app(desk or FakeDesk(), options, keys, usage=usage, store=store or mock.Mock(), batches=batches)
 
 
 def idle_batches() -> BatchService:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 import attrs
 import jsonschema_rs
@@ -137,12 +136,3 @@ def events_of(body: bytes) -> Iterator[Any]:
     for line in body.decode().splitlines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-
-
-@cache
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{[a-z_]+\}", "(.+)", path))
-
-
-def concrete(path: str) -> str:
-    return unquote(path)

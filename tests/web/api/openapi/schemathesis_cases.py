@@ -15,9 +15,11 @@ import contextlib
 import json
 import math
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -29,6 +31,7 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
+from quipu.kernels.fake import Dials
 from quipu.web.api.openapi.document import make_document
 from quipu.web.options import AppOptions
 from tests.grammars import EOS
@@ -41,6 +44,7 @@ from tests.web.fakes import Client
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 IN_TIME_S = 60.0
 MOST_TOKENS = 8
+VOCABULARY = 4096
 HEAVY = 12
 """How many times more cases a route has that generates, compared with one that only shows something."""
 ON_ENGINES = ("Generation", "Cache", "Models")
@@ -51,9 +55,20 @@ def tame(body: dict[str, Any]) -> None:
     """Name a model that is served, and ask for few tokens: otherwise nearly every answer would be a 404 or a 400."""
     if isinstance(body.get("model"), str):
         body["model"] = "demo"
+    if "prompt" in body:
+        body["prompt"] = tamed(body["prompt"])
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         if isinstance(body.get(name), int) and body[name] > MOST_TOKENS:
             body[name] = MOST_TOKENS
+
+
+def tamed(prompt: Any) -> Any:
+    """Return a prompt of the same kind with tokens that the vocabulary has, and with at least one."""
+    if isinstance(prompt, list):
+        return [tamed(part) for part in prompt]
+    if isinstance(prompt, int | float) and not isinstance(prompt, bool) and prompt >= 0 and prompt == prompt // 1:
+        return int(prompt % VOCABULARY)
+    return prompt or "x" if isinstance(prompt, str) else prompt
 
 
 @attrs.define
@@ -141,15 +156,15 @@ async def run(num_cases: int, seed: int = 0, only: str = "") -> Report:
     """Send about this many requests, to the routes whose path contains `only`."""
     report = Report()
     engine = {
-        "max_model_len": 32 * BLOCK,
+        "max_model_len": 16 * BLOCK,
         "max_num_batched_tokens": 2048,
         "eos_token_ids": (EOS,),
         "tool_call_parser": "hermes",
     }
-    with kept_forks():
-        async with small_runtime(encode_apart=True, **engine) as runtime:
+    with kept_forks(), tempfile.TemporaryDirectory() as folder:
+        async with small_runtime(Dials(step_seconds=0.0), encode_apart=True, **engine) as runtime:
             options = AppOptions(domain="tenant", heartbeat_s=math.inf, open_admin=True, allow_client_priority=True)
-            app, shown = full_app(desk=runtime.runtime.desk, options=options), full_app(options=options)
+            app, shown = full_app(None, runtime.runtime.desk, options), full_app(None, None, options, Path(folder))
             document = json.loads(json.dumps(make_document(app)))
             promises = Promises(document)
             senders = [Sender(promises, report, Client(one)) for one in (app, shown)]
