@@ -24,7 +24,17 @@ _WITH_SERVERS = (
     "typed_outputs",
     "usage_counters",
 )
-_WITH_BROWSER = ("ui", "ui_adapters", "ui_cache", "ui_cords", "ui_keys", "ui_tiers", "ui_turns", "ui_usage")
+_WITH_BROWSER = (
+    "docs_page",
+    "ui",
+    "ui_adapters",
+    "ui_cache",
+    "ui_cords",
+    "ui_keys",
+    "ui_tiers",
+    "ui_turns",
+    "ui_usage",
+)
 TOGETHER = {
     **{f"tests/e2e/test_{name}.py": "files that share servers" for name in _WITH_SERVERS},
     **{f"tests/e2e/test_{name}.py": "files that share a browser" for name in _WITH_BROWSER},

@@ -185,7 +185,7 @@ def _draw_all(document: Any, num_cases: int, seed: int, only: str, senders: list
     schema = schemathesis.openapi.from_dict(document)
     operations = [operation.ok() for operation in schema.get_all_operations()]
     weights = [
-        (operation, HEAVY if "requestBody" in operation.definition.raw and on_engines(operation) else 1)
+        (operation, HEAVY if "requestBody" in operation.definition.raw and is_prompt(operation) else 1)
         for operation in operations
         if only in operation.path
     ]
@@ -194,6 +194,11 @@ def _draw_all(document: Any, num_cases: int, seed: int, only: str, senders: list
         for mode in MODES:
             sender = senders[0 if on_engines(operation) else 1]
             draw(operation, mode, max(1, round(share * weight)), seed, sender.send)
+
+
+def is_prompt(operation: Any) -> bool:
+    """Return whether an operation reads prompts."""
+    return operation.definition.raw["tags"][0] in ("Generation", "Cache")
 
 
 def on_engines(operation: Any) -> bool:
