@@ -95,10 +95,25 @@ RESPONSE_OBJECT = Named(
         {"conversation": record({"id": TEXT_VALUE})},
     ),
 )
+_OF_EVENTS = {
+    "sequence_number": COUNT_VALUE,
+    "response": RESPONSE_OBJECT,
+    "output_index": COUNT_VALUE,
+    "item": ANY_OBJECT,
+    "item_id": TEXT_VALUE,
+    "content_index": COUNT_VALUE,
+    "part": ANY_OBJECT,
+    **dict.fromkeys(("delta", "text", "arguments", "input"), TEXT_VALUE),
+    "logprobs": array(ANY_OBJECT),
+    "code": maybe(TEXT_VALUE),
+    "message": TEXT_VALUE,
+    "param": maybe(TEXT_VALUE),
+}
+"""Fields of events, each of some."""
 RESPONSE_EVENT = Named(
     "ResponseEvent",
     {
-        **record({"type": TEXT_VALUE}, {"sequence_number": COUNT_VALUE, "response": RESPONSE_OBJECT}),
+        **record({"type": TEXT_VALUE}, _OF_EVENTS),
         "description": "The events of OpenAI's API; the last one has the whole response with its usage.",
     },
 )

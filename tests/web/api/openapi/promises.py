@@ -79,7 +79,9 @@ class Promises:
                 if parameter["required"]:
                     return False
                 continue
-            value: Any = values
+            if not parameter["schema"]:
+                continue
+            value: Any = list(dict.fromkeys(values))  # repeated values count once
             if not is_list:
                 if len(values) > 1:
                     return False

@@ -49,6 +49,8 @@ MOST_TOKENS = 8
 VOCABULARY = 4096
 HEAVY = 12
 """How many times more cases a route has that generates, compared with one that only shows something."""
+NOT_RUN = "batches"
+"""Routes of a service that these apps do not run."""
 CHANGES_ENGINES = "/v1/admin"
 """Where engines are added and removed."""
 
@@ -187,7 +189,7 @@ def _draw_all(document: Any, num_cases: int, seed: int, only: str, senders: list
     weights = [
         (operation, HEAVY if "requestBody" in operation.definition.raw and is_prompt(operation) else 1)
         for operation in operations
-        if only in operation.path
+        if only in operation.path and NOT_RUN not in operation.path
     ]
     share = num_cases / (len(MODES) * sum(weight for _, weight in weights))
     for operation, weight in weights:
