@@ -37,8 +37,8 @@ log = structlog.get_logger()
 
 MAX_READ_TOKENS = 1 << 20
 """Tokens of a prompt that a client may see (`read`), however long the context is."""
-NAMES_AT_ONCE = 4096
-"""Tokens whose names are looked up between two checkpoints: about 2 ms."""
+NAMES_AT_ONCE = 512
+"""Tokens whose names are looked up between two checkpoints: about a millisecond."""
 
 
 @attrs.frozen(eq=False)
