@@ -14,6 +14,7 @@ from ..operation import (
     WHOLE,
     Named,
     Operation,
+    Part,
     always,
     array,
     by_name,
@@ -95,7 +96,7 @@ RESPONSE_OBJECT = Named(
         {"conversation": record({"id": TEXT_VALUE})},
     ),
 )
-_OF_EVENTS = {
+_OF_EVENTS: dict[str, Part] = {
     "sequence_number": COUNT_VALUE,
     "response": RESPONSE_OBJECT,
     "output_index": COUNT_VALUE,
