@@ -76,6 +76,13 @@ class ResponseStore:
         """Whether a call that was given up is still in its thread."""
         return self._stuck is not None
 
+    async def wait_unused(self) -> bool:
+        """Wait until no thread uses the database any more: also none whose caller was cancelled. False: one hangs."""
+        with trio.move_on_after(0.0 if self.is_stuck else CLOSING_S, shield=True):
+            async with self._one_at_a_time:
+                return True
+        return False
+
     @property
     def num_leftovers(self) -> int:
         """Objects that are to be deleted soon, since they will not be completed."""
@@ -242,5 +249,5 @@ async def open_store(
                     house.cancel_scope.cancel()
                     nursery.cancel_scope.deadline = trio.current_time() + CLOSING_S
     finally:
-        if store is None or not store.is_stuck:  # else closing would wait as well
+        if store is None or await store.wait_unused():
             connection.close()

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from re import _constants as ops  # type: ignore[attr-defined] # the only parser of patterns; its module has no stubs
-from re import _parser as parser  # type: ignore[attr-defined] # this module has no stubs either
+from importlib import import_module
 from typing import Any
+
+# the only parser of patterns; whether these modules have types depends on what is installed
+ops: Any = import_module("re._constants")
+parser: Any = import_module("re._parser")
 
 MAX_EXAMPLES = 64
 _OF_FORMATS = {

@@ -19,13 +19,13 @@ import triton
 from ..ops import Experts, RopeTable
 from . import attention
 from .activation import add_kernel, embed_kernel, gated_kernel, rms_norm_kernel, soft_cap_kernel
-from .adapters import RowAdapters
 from .columns import Columns
 from .configs import Tiles
 from .matrices import Linear
 from .memory import Memory
 from .mixture import mix
 from .rope_kv import rope_and_write_kernel, rope_kernel
+from .triton_adapters import RowAdapters
 
 _BLOCK = 1024
 

@@ -22,7 +22,6 @@ import torch
 from ..batch import StepBatch
 from ..kv_cache import KVCache
 from ..models.families import Model
-from .adapters import RowAdapters, TritonAdapters
 from .attention import Parts, tile_tokens
 from .columns import Capacity, Columns, Int32s, Tables, lengths_of
 from .configs import Tiles, token_ladder
@@ -32,6 +31,7 @@ from .memory import Heads, Memory, RopeTables
 from .mixture import Addresses
 from .ops import TritonOps
 from .row_groups import RowGroups, group_rows
+from .triton_adapters import RowAdapters, TritonAdapters
 
 _PARTS_BYTES = 256 << 20
 """Initial size of decode's partial results; they grow if many rows have long contexts."""

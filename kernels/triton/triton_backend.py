@@ -29,7 +29,6 @@ from ..opened_model import open_model
 from ..pooling import pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
-from .adapters import TritonAdapters
 from .availability import check_capability, request_strict_cublas
 from .columns import Tables
 from .configs import Tiles, shared_tile, tiles_for, token_ladder
@@ -39,6 +38,7 @@ from .memory import DeviceWeights, Heads
 from .probe import StrictKernels, attention_kinds, choose_strict_kernels
 from .runner import Bounds, Finished, Runner
 from .sampler import Sampler
+from .triton_adapters import TritonAdapters
 
 # Prompt tokens whose logits are held at a time.
 _SCORED_AT_ONCE = 256

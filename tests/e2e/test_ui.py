@@ -182,9 +182,9 @@ def test_usage(demo: Server, browser: Browser) -> None:
     )
     browser.button("Export CSV").click()
     exported = browser.until(lambda: browser.run("return window.files[0]"), "the export").splitlines()
-    assert exported[0].startswith("start,model,tenant,requests,prompt_tokens,cached_tokens")
+    assert exported[0].startswith("start,model,tenant,parent,requests,prompt_tokens,cached_tokens")
     assert exported[0].endswith(",cost_EUR")
-    assert sum(int(line.split(",")[3]) for line in exported[1:]) == shown["requests"]
+    assert sum(int(line.split(",")[4]) for line in exported[1:]) == shown["requests"]
 
 
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])

@@ -14,8 +14,8 @@ from quipu.kernels.adapters.adapter_folder import read_adapter_files
 from quipu.kernels.adapters.low_rank import read_low_rank
 from quipu.kernels.batch import StepBatch
 from quipu.kernels.triton import probe
-from quipu.kernels.triton.adapters import TritonAdapters
 from quipu.kernels.triton.row_groups import group_rows, most_tiles
+from quipu.kernels.triton.triton_adapters import TritonAdapters
 from quipu.kernels.triton.triton_backend import TritonBackend
 from tests.gpu.interpreted import create_dot
 from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters

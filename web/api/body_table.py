@@ -67,7 +67,7 @@ def _list_of(shape: Shape) -> Schema:
 FIELDS: tuple[BodyField, ...] = (
     # of no OpenAI endpoint
     _field("audio", off=OFF, messages=({},)),
-    _field("compaction", refusals={MESSAGES: Refusal()}),
+    _field("compaction", off=OFF, refusals={MESSAGES: Refusal()}),
     _field("container", off=OFF, refusals={MESSAGES: Refusal(OFF)}),
     _field("context_management", off=OFF),
     _field("mcp_servers", off=OFF, refusals={MESSAGES: Refusal(OFF)}),

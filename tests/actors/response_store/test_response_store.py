@@ -255,3 +255,30 @@ async def test_gauges(tmp_path: Path) -> None:
     assert samples["quipu:response_store_up"] == 1 and samples["quipu:response_store_unstored_total"] == 1
     assert samples["quipu:response_store_bytes"] > 100_000
     assert samples["quipu:response_store_background_responses"] == 3
+
+
+async def test_closes_after_the_last_thread(tmp_path: Path) -> None:
+    """The database stays open while a thread uses it whose caller was cancelled: closing it there would be a crash."""
+    begun, go_on = threading.Event(), threading.Event()
+    results: list[Any] = []
+
+    def look(tables: ObjectTables) -> None:
+        begun.set()
+        go_on.wait(10)
+        results.append(tables.find("t", Kind.RESPONSE, "a"))
+
+    async def leave() -> None:
+        async with open_store(config(tmp_path)) as store:
+            await store.call(ObjectTables.begin, new())
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.call, look)
+                await eventually(begun.is_set, "the thread has begun")
+                nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(leave)
+        await eventually(begun.is_set, "the thread has begun")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        go_on.set()
+    await eventually(lambda: len(results) == 1, "the thread has read")
+    assert results[0] is not None and results[0].state is State.WHOLE

@@ -57,10 +57,11 @@ async def test_request_waits_for_no_prompt_of_a_line() -> None:
 async def test_waiting_lines_come_last() -> None:
     """Of what waits for the only place, requests come before lines, however late they came."""
     ended: list[str] = []
-    async with small_runtime(Dials(step_seconds=0.005), max_num_seqs=1) as client:
+    dials = Dials(step_seconds=1.0)  # while the others come
+    async with small_runtime(dials, max_num_seqs=1) as client:
 
         async def ask(name: str, *, is_batch: bool) -> None:
-            await client.ask(prompt_of(BLOCK, seed=len(name)), max_tokens=6, is_batch=is_batch)
+            await client.ask(prompt_of(BLOCK, seed=len(name)), max_tokens=30, is_batch=is_batch)
             ended.append(name)
 
         async with trio.open_nursery() as nursery:
@@ -69,4 +70,6 @@ async def test_waiting_lines_come_last() -> None:
             nursery.start_soon(lambda: ask("line", is_batch=True))
             await eventually(lambda: client.runtime.desk.num_live_sequences == 2, "the line waits")
             nursery.start_soon(lambda: ask("request", is_batch=False))
+            await eventually(lambda: client.runtime.desk.num_live_sequences == 3, "the request waits")
+            dials.step_seconds = 0.0
     assert ended == ["first", "request", "line"]

@@ -35,8 +35,10 @@ def test_every_file_that_is_read_is_listed() -> None:
         if "demo" not in path.parts
         for name in re.findall(r"\"([\w.]+\.(?:json|jinja|safetensors|model|gguf|txt))\"", path.read_text())
     }
-    # an adapter's files are not the checkpoint's, and the last one is a key in GGUF files
-    assert named == {*SERVED_FILES, SINGLE, GGUF, CONFIG, WEIGHTS, "tokenizer.ggml.model"}
+    # an adapter's files are not the checkpoint's, the server itself reads how vectors are pooled and tells engines, and
+    # the last one is a key in GGUF files
+    pooling = {"modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"}
+    assert named == {*SERVED_FILES, SINGLE, GGUF, CONFIG, WEIGHTS, *pooling, "tokenizer.ggml.model"}
 
 
 def test_only_served_files_are_listed(tmp_path: Path) -> None:

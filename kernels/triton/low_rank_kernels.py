@@ -1,4 +1,4 @@
-"""Adapters: kernels that change products of the rows that have one, grouped by adapter. `adapters.py` launches them.
+"""Adapters: kernels that change products of the rows that have one, grouped by adapter. `triton_adapters.py` launches.
 
 Rows are given in the order of their adapters, in tiles whose rows have the same one. K is cut into slices of fixed
 size, each of which is one chain of products from zero, spread over programs and summed in ascending order, as in

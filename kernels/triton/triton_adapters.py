@@ -25,7 +25,7 @@ from ..adapters.low_rank import LowRank
 from ..adapters.named_weights import NamedWeights, Part
 from .configs import Tiles
 from .device import Device, send
-from .low_rank import expand_kernel, shrink_kernel
+from .low_rank_kernels import expand_kernel, shrink_kernel
 from .row_groups import Int32s, RowGroups, group_rows, most_tiles
 
 _LEAST_RANK = 16
