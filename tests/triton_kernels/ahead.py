@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quipu.kernels.triton import activation, decode, experts, linear, low_rank, prefill, rope_kv, sample
+from quipu.kernels.triton import activation, decode, experts, linear, low_rank_kernels, prefill, rope_kv, sample
 from quipu.kernels.triton.attention import decode_launch, prefill_launch
 from quipu.kernels.triton.configs import HOPPER, Launch
 
@@ -130,10 +130,13 @@ def adapter_cases(name: str, num_in: int, num_out: int, parts: int, stored: str 
     expanded = {"PARTS": parts, "RANK": 16, "SLICES": slices, "RANKS": 16, "COLUMNS": HOPPER.columns}
     return [
         Case(
-            f"shrink {name}", low_rank.shrink_kernel, of_rows,
+            f"shrink {name}", low_rank_kernels.shrink_kernel, of_rows,
             {**tile, **shrunk, "NUM_IN": num_in, "SLICE": HOPPER.slice}, *launch,
         ),
-        Case(f"expand {name}", low_rank.expand_kernel, of_rows, {**tile, **expanded, "NUM_OUT": num_out}, *launch),
+        Case(
+            f"expand {name}", low_rank_kernels.expand_kernel, of_rows,
+            {**tile, **expanded, "NUM_OUT": num_out}, *launch,
+        ),
     ]  # fmt: skip
 
 
