@@ -17,6 +17,8 @@ from ..models.entry_types import shown
 
 _PARSER: Any = importlib.import_module("re._parser")
 _MOST_CHARACTERS = 2_000
+_MOST_DEPTH = 100
+"""Parentheses within each other. Python's own limit of recursion is not ours: libraries change it."""
 _MOST_STEPS = 50_000
 """Positions that may be visited for one name; usual patterns need some hundreds."""
 
@@ -27,6 +29,15 @@ _CATEGORIES = {
 }
 
 
+def _depth(pattern: str) -> int:
+    """Return how many parentheses of an expression are open at once, at most; those in sets count as well."""
+    depth = deepest = 0
+    for character in re.sub(r"\\.", "", pattern, flags=re.DOTALL):
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+    return deepest
+
+
 class NamePattern:
     """One expression."""
 
@@ -35,6 +46,8 @@ class NamePattern:
         self._said = f"adapter_config.json: {entry}: {shown(pattern)}"
         if len(pattern) > _MOST_CHARACTERS:
             raise ValueError(f"{self._said} has {len(pattern)} characters, at most {_MOST_CHARACTERS} are supported")
+        if _depth(pattern) > _MOST_DEPTH:
+            raise ValueError(f"{self._said} is nested too deeply")
         try:
             self._parsed = _PARSER.parse(pattern)
         except (re.error, RecursionError, OverflowError) as error:

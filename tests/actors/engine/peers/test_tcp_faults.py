@@ -11,7 +11,7 @@ import attrs
 import pytest
 import trio
 
-from quipu.actors.engine.peers import peer_connections, tcp_link
+from quipu.actors.engine.peers import peer_client, peer_connections, tcp_link
 from quipu.actors.engine.peers.peer_link import PeerLink
 from quipu.actors.engine.peers.tcp_network import PeerAddress, TcpListener, TcpNetwork
 from quipu.actors.fleet.processes.link_tls import LinkTls
@@ -151,7 +151,8 @@ async def test_stands_still_after_any_number_of_bytes(tls: LinkTls | None, monke
     """An engine that hears nothing any more gives up after a while, and computes."""
     with trio.fail_after(100):
         places = await places_to_cut(tls)
-        monkeypatch.setattr(peer_connections, "SILENCE_S", 0.3)
+        for module in (peer_client, peer_connections):
+            monkeypatch.setattr(module, "SILENCE_S", 0.3)
         monkeypatch.setattr(peer_connections, "CONNECT_S", 0.5)
         monkeypatch.setattr(tcp_link, "STALLED_S", 0.3)
         await disturb(tls, places[:: len(places) // 8], is_silent=True)
