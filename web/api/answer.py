@@ -142,8 +142,8 @@ async def answer(
     if keeper is not None:
         context.scope.on_close(keeper.drop)
         await keeper.begin()
-        if keeper.is_background:
-            return await keeper.run_apart(partial(open_request, encode, endpoint, caller, desk, options, traced))
+        if (run_apart := keeper.run_apart) is not None:
+            return await run_apart(partial(open_request, encode, endpoint, caller, desk, options, traced))
     ticket = open_request(encode, endpoint, caller, desk, options, traced, context)
     del encode  # only its prompts are kept, once and until they are encoded
     if not reply.keeps_texts:
@@ -184,7 +184,7 @@ async def read_reply(
     if context.line is not None:
         if reply.wanted.delivery.stream:
             raise no_streams()
-        if reply.keeper is not None and reply.keeper.is_background:
+        if reply.keeper is not None and reply.keeper.run_apart is not None:
             raise unsupported_value("background", "lines of a batch have nobody who waits in any case")
         reply.wanted = attrs.evolve(reply.wanted, is_batch=True)
     check_priority(reply.wanted.priority, is_allowed=options.allow_client_priority or context.principal.may_prioritize)

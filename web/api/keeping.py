@@ -26,12 +26,20 @@ Ts = TypeVarTuple("Ts")
 Open = Callable[[RequestContext], Ticket]
 """Opens the request in a context, whose scope leaves it. Raises DeskClosed."""
 
+RunApart = Callable[[Open], Awaitable[Response]]
+"""Opens a background request. Raises APIError and DeskClosed."""
+
 
 class Keeper(ABC):
     """Stores one request and its answer."""
 
-    is_background: bool = False
-    """The answer is generated whether or not its client waits for it."""
+    @property
+    def run_apart(self) -> RunApart | None:
+        """Return what opens the request in the background, and returns what its client gets of it.
+
+        None: the client waits for the answer.
+        """
+        return None
 
     @abstractmethod
     async def begin(self) -> None:
@@ -48,10 +56,6 @@ class Keeper(ABC):
     @abstractmethod
     def start_soon(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
         """Start a task that may outlive the request."""
-
-    async def run_apart(self, open_in: Open) -> Response:
-        """Open a background request, and return what its client gets of it. Raises APIError and DeskClosed."""
-        raise NotImplementedError
 
 
 class KeptStream:

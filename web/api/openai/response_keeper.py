@@ -25,7 +25,7 @@ from ...http.sse import json_for_line
 from ...options import AppOptions
 from ...request.errors import APIError, invalid, quoted
 from ...request.request_context import current_request_context
-from ..keeping import Keeper, Open
+from ..keeping import Keeper, Open, RunApart
 from ..stream import Stream, StreamWriter, Transcript
 from .background_runs import BackgroundRuns, Run
 from .response_state import ResponseState, previous_not_found
@@ -53,7 +53,6 @@ class ResponseKeeper(Keeper):
         tenant: str,
     ) -> None:
         self.tenant = tenant
-        self.is_background = state.is_background
         self._reply = reply
         self._state = state
         self._items = items
@@ -72,7 +71,7 @@ class ResponseKeeper(Keeper):
     # ------------------------------------------------------------ before
 
     async def begin(self) -> None:
-        if self.is_background:
+        if self._state.is_background:
             self._runs.check_room(self.tenant)
         self._take_lock()
         if not self._state.is_stored:
@@ -156,7 +155,11 @@ class ResponseKeeper(Keeper):
 
     # ------------------------------------------------------------ in the background
 
-    async def run_apart(self, open_in: Open) -> Response:
+    @property
+    def run_apart(self) -> RunApart | None:
+        return self._run_apart if self._state.is_background else None
+
+    async def _run_apart(self, open_in: Open) -> Response:
         reply, context = self._reply, current_request_context()
         is_streamed = reply.wanted.delivery.stream
         run = Run(self._runs, reply.answer_id, self.tenant, self, is_streamed=is_streamed)

@@ -13,13 +13,14 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent
-from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.response_store.object_tables import ObjectTables
 from quipu.web.api.openai import background_runs, response_keeper
 from quipu.web.api.openai.stream_log import EventLog, LogBudget
 from quipu.web.http.sse import PING
 from tests.actors.response_store.stores import bytes_on_disk
 from tests.runtimes import eventually, small_runtime
+from tests.traps.wire import samples
 from tests.web.api.openai.test_responses_answer import read_events
 from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
 from tests.web.stored import Stored, storing
@@ -271,8 +272,9 @@ async def test_cancelled_within_a_step(tmp_path: Path) -> None:
         _, answer = await stored.ask("POST", f"{PATH}/{begun['id']}/cancel")
         assert answer["status"] == "cancelled" and 0 <= answer["usage"]["output_tokens"] < 400
         await eventually(lambda: not engine.batcher.sequences, "the engine is rid of it")
-        counted = runtime.runtime.metrics.render().decode()
-    assert 'quipu:requests_total{model_name="demo",outcome="cancelled"} 1.0' in counted or Outcome.CANCELLED in counted
+        await eventually(lambda: not runtime.runtime.entry_store.num_open_accounts, "its account is closed")
+        ended = {key: value for key, value in samples(runtime).items() if key.startswith("requests_total") and value}
+    assert list(ended.values()) == [1.0] and all('outcome="cancelled"' in key for key in ended)
     runtime.assert_at_rest()
 
 
