@@ -1,57 +1,216 @@
-"""With speculative decoding: the same text and the same logprobs, to the bit, and books that tell what was drafted.
+"""With speculative decoding: the same tokens, texts, scores and usage, whatever is asked for and whatever happens to
+the engine, and books that tell what was drafted.
 
-On the reference backend with the tiny checkpoint, whose random weights repeat themselves at temperature 0.
+On the CPU backend with the tiny checkpoint. Few tokens are allowed, so that every output repeats itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import attrs
 import pytest
+import trio
 
-from tests.actors.reference_runtime import Server, cached, reference_runtime
+from quipu.actors.messages.handler import Delta
+from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.output import OutputRules
+from quipu.actors.messages.sampling import LogitRules
+from quipu.actors.request_desk.health import DrainMode
+from tests.actors.reference_runtime import Server, reference_runtime
+from tests.faults.deadly_engines import Deaths, Output, ask, open_deadly, settle
+from tests.grammars import regex, schema
+from tests.kept_forks import kept_forks
 from tests.near import assert_same
-from tests.tiny import full_blocks
-from tests.traps.wire import CHAT, prompt_of
-
-PERIOD = prompt_of(12, seed=7)
-PROMPT = PERIOD * 5
-ASKED: dict[str, Any] = {"max_tokens": 48, "temperature": 0, "logprobs": 5}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "seeded": {"temperature": 0.3, "seed": 11},
-    "several": {"n": 2, "temperature": 0.3, "seed": 3},
-    "penalties": {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.05},
-    "biased": {"logit_bias": {"77": 100}},
-    "forced_length": {"min_tokens": 30, "stop_token_ids": [77], "logit_bias": {"77": 3}},
-    "bad_words": {"allowed_token_ids": [60, 61, 62], "logit_bias": {"60": 2}},
-    "prompt_scores": {"prompt_logprobs": 2},
-    "grammar": {"guided_regex": "(ab|cd){4}(one,? )+"},
-    "grammar_seeded": {"guided_regex": "(ab|cd){4}(one,? )+", "temperature": 1.0, "seed": 5},
-}
-
+from tests.prompts import prompt_of
+from tests.runtimes import PAIR, Client, value_of
+from tests.tiny import TINY
+from tests.traps.wire import CHAT
+from tests.vocabularies import Vocabulary
 
 CHEAP = {"speculative_costs": ((1, 1.0), (2, 1.01))}
 """Costs by which drafts are worth verifying: those that are measured depend on what else this machine does."""
+A, B, C = ALLOWED = (60, 61, 62)
+"""The tokens of "Z", "[" and "\\"."""
+MAX_TOKENS, BUDGET = 48, 20
+VOCABULARY = Vocabulary(TINY)
+OPENING, CLOSING = (VOCABULARY.encoder.encode_within_text(tag) for tag in ("<think>", "</think>"))
+
+
+def few(**rules: Any) -> dict[str, Any]:
+    return {"rules": LogitRules(allowed_token_ids=ALLOWED, **rules)}
+
+
+STOP, BUDGETED = "stop string", "thinking budget"
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": few() | {"temperature": 0.0},
+    "seeded": few(),
+    "several choices": few() | {"n": 3, "temperature": 0.5},
+    "penalties": few(frequency_penalty=0.05, presence_penalty=0.2, repetition_penalty=1.05),
+    "bias": {"rules": LogitRules(bias={A: 60.0, B: 60.0, C: 59.0})},
+    "bad words": few() | {"bad_words": ("Z[", "\\\\")},
+    "min_tokens": few(min_tokens=25) | {"stop_token_ids": (A,)},
+    "prompt scores": few() | {"prompt_logprobs": 2},
+    BUDGETED: few() | {"thinking_budget": BUDGET, "output": OutputRules()},
+    "prediction": few() | {"prediction": "Z[\\" * 20},
+    "grammar": {"grammar": regex("(ab|cd){4}(one,? )+")},
+    "greedy grammar": {"grammar": regex("(ab|cd){4}(one,? )+"), "temperature": 0.0},
+    STOP: few(),
+}
+"""What is asked for, each with its own prompt; the stop string depends on the text."""
+
+
+async def ask_case(client: Client, name: str, fields: dict[str, Any], **more: Any) -> Output:
+    prompt = prompt_of(12, seed=10 + list(CASES).index(name)) * 5
+    if name == BUDGETED:
+        prompt += OPENING
+    return await ask(client, prompt, **{"max_tokens": MAX_TOKENS, "logprobs": 3, **fields, **more})
+
+
+def opened(deaths: Deaths | None = None, **changes: Any) -> AbstractAsyncContextManager[Client]:
+    return open_deadly(deaths or Deaths(), **{"executor": "cpu", "num_blocks": 256, **CHEAP, **changes})
+
+
+@attrs.frozen
+class Plain:
+    """The answers without drafts, by case."""
+
+    fields: dict[str, dict[str, Any]]
+    cold: dict[str, Output]
+    warm: dict[str, Output]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    """Load the tokenizer for grammars once."""
+    with kept_forks():
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain(forks: None) -> Plain:
+    async def answer() -> Plain:
+        async with opened() as client:
+            whole = await ask_case(client, STOP, CASES[STOP], domain="another")
+            fields = CASES | {STOP: CASES[STOP] | {"stop": (whole.texts[0][27:33],)}}
+            cold, warm = [{name: await ask_case(client, name, fields[name]) for name in fields} for _ in range(2)]
+            await settle(client)
+        return Plain(fields, cold, warm)
+
+    return trio.run(answer)
+
+
+def test_cases_are_what_they_say(plain: Plain) -> None:
+    """Each case would show a difference: what it asks for has an effect on the text, in the middle of it."""
+    cold, ids = plain.cold, {name: answer.token_ids[0] for name, answer in plain.cold.items()}
+    assert cold[STOP].reasons == (FinishReason.STOP,) and len(cold[STOP].texts[0]) > 10
+    assert ids[BUDGETED][BUDGET : BUDGET + len(CLOSING)] == CLOSING
+    assert cold[BUDGETED].record.reasoning_tokens == BUDGET + len(CLOSING)
+    assert 25 < len(ids["min_tokens"]) < MAX_TOKENS and ids["min_tokens"].index(A) == len(ids["min_tokens"]) - 1
+    assert cold["bad words"].texts[0] != "" and "Z[" not in cold["bad words"].texts[0]
+    assert len(set(cold["several choices"].texts)) > 1 and cold["prompt scores"].prompt_scores
+    assert all(answer.record.draft_tokens == 0 for answer in cold.values())
+
+
+def check(answers: dict[str, Output], expected: dict[str, Output], *, cached: bool = True) -> None:
+    """Assert that answers are those without drafts, and that drafts of each were accepted.
+
+    `cached`: whether as many tokens were cached, too.
+    """
+    for name, answer in answers.items():
+        other, record = expected[name], answer.record
+        usage = answer.usage if cached else (answer.usage[0], other.usage[1], answer.usage[2])
+        assert_same(attrs.evolve(answer, usage=usage), other)
+        assert record.reasoning_tokens == other.record.reasoning_tokens and not record.disputed
+        assert record.draft_tokens >= record.accepted_draft_tokens > 0, f"{name}: none was accepted"
+
+
+def check_books(client: Client, *answered: dict[str, Output]) -> None:
+    """Assert that some drafts were wrong, and that the counters say what the records do."""
+    records, metrics = [answer.record for answers in answered for answer in answers.values()], client.runtime.metrics
+    num_drafted, num_accepted = value_of(metrics.draft_tokens), value_of(metrics.accepted_tokens)
+    assert num_drafted == sum(record.draft_tokens for record in records) > num_accepted
+    assert num_accepted == sum(record.accepted_draft_tokens for record in records)
+    assert value_of(metrics.usage_disputed) == 0
+
+
+async def ask_all(client: Client, fields: dict[str, dict[str, Any]], **more: Any) -> dict[str, Output]:
+    """Ask for all cases at once."""
+    answers: dict[str, Output] = {}
+
+    async def one(name: str) -> None:
+        answers[name] = await ask_case(client, name, fields[name], **more)
+
+    async with trio.open_nursery() as nursery:
+        for name in fields:
+            nursery.start_soon(one, name)
+    return answers
 
 
 @pytest.mark.parametrize("speculative", ["ngram", "suffix"])
-async def test_outputs(speculative: str) -> None:
-    """Whatever the sampling, drafts change no token and no logprob, cold, warm and beside others."""
-    drafts = {"speculative": speculative, **CHEAP}
-    async with reference_runtime(ASKED) as plain, reference_runtime(ASKED, **drafts) as drafting:
-        for name, fields in VARIANTS.items():
-            expected = await plain.ask(PROMPT, **fields)
-            for answer in (await drafting.ask(PROMPT, **fields), await drafting.ask(PROMPT, **fields)):
-                assert_same(answer["choices"], expected["choices"])
-                assert answer["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"], name
-        crowded = await drafting.ask_beside_others(PROMPT, num_others=12)
-        assert_same(crowded["choices"], (await plain.ask(PROMPT))["choices"])
-        assert cached(crowded) == full_blocks(len(PROMPT))
-        metrics = drafting.runtime.metrics
-        num_drafted, num_accepted = metrics.draft_tokens.value(0), metrics.accepted_tokens.value(0)
-        assert metrics.usage_disputed.value(0) == 0
-    assert num_drafted > num_accepted > 0, "some drafts must be right, and some wrong"
+async def test_one_after_the_other(plain: Plain, speculative: str) -> None:
+    """Drafts change no answer and none of its numbers, whatever is asked for, cold and warm."""
+    async with opened(speculative=speculative) as client:
+        cold, warm = [{name: await ask_case(client, name, plain.fields[name]) for name in CASES} for _ in range(2)]
+        await settle(client)
+        check_books(client, cold, warm)
+    check(cold, plain.cold)
+    check(warm, plain.warm)
+
+
+async def test_preempted(plain: Plain) -> None:
+    """Beside others, with too few blocks for all: sequences with drafts are preempted, and continue as before."""
+    async with opened(speculative="ngram", num_blocks=24, max_model_len=192, watermark=0.0) as client:
+        answers = await ask_all(client, plain.fields)
+        await settle(client)
+        assert value_of(client.runtime.metrics.num_preemptions) > 0, "the pool must be too small for all"
+        check_books(client, answers)
+    check(answers, plain.cold)
+
+
+async def test_resumed(plain: Plain) -> None:
+    """Every engine dies in its tenth step, in which drafts are verified; the next one continues."""
+    deaths = Deaths([10] * 200, after_step=True)
+    async with opened(deaths, speculative="ngram") as client:
+        answers = {name: await ask_case(client, name, plain.fields[name]) for name in CASES}
+        await settle(client)
+        check_books(client, answers)
+    check(answers, plain.cold)
+    assert sum(answer.record.num_engine_deaths for answer in answers.values()) == deaths.num_deaths > len(CASES)
+
+
+async def test_computed_apart(plain: Plain) -> None:
+    """One engine computes prompts, and another, to which their blocks move, drafts."""
+    apart = {"num_engines": 2, "engine_roles": PAIR, "has_peers": True, "prefill_local_tokens": 0}
+    async with opened(speculative="ngram", **apart) as client:
+        answers = await ask_all(client, plain.fields)
+        await settle(client)
+        check_books(client, answers)
+    check(answers, plain.cold)
+    assert all(answer.record.decode_engine == 1 for answer in answers.values())
+    assert sum(answer.record.moved_tokens for answer in answers.values()) > 0
+
+
+async def test_handed_over(plain: Plain) -> None:
+    """An engine hands over what it has begun, and the other continues it."""
+    async with opened(speculative="ngram", num_engines=2, routing="round-robin") as client:
+        num_tokens = 0
+
+        def hand_over(delta: Delta) -> None:
+            nonlocal num_tokens
+            num_tokens += len(delta.token_ids or ())
+            if num_tokens > 100 and not drained:
+                drained.append(0)
+                client.runtime.desk.control.drain(0, DrainMode.HAND_OVER)
+
+        drained: list[int] = []
+        answers = await ask_all(client, plain.fields, on_delta=hand_over)
+        await settle(client)
+        check_books(client, answers)
+    check(answers, plain.cold)
+    assert sum(answer.record.decode_engine is not None for answer in answers.values()) > 2
 
 
 FORM = {
@@ -65,19 +224,19 @@ FORM = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_forced_tokens_are_drafted(temperature: float) -> None:
     """What a grammar leaves no choice about is verified several tokens at a time, and is always right: the same text,
-    logprobs and usage in fewer steps, though little of it repeats."""
-    fields = {"guided_json": FORM, "temperature": temperature, "seed": 7, "max_tokens": 26}
-    async with reference_runtime(ASKED) as plain, reference_runtime(ASKED, speculative="ngram", **CHEAP) as drafting:
-        expected = await plain.ask(prompt_of(9, seed=3), **fields)
-        answer = await drafting.ask(prompt_of(9, seed=3), **fields)
-        assert_same(answer["choices"], expected["choices"])
-        assert answer["choices"][0]["text"].startswith('{"one thing":"')
-        metrics = drafting.runtime.metrics
-        num_drafted, num_accepted = metrics.draft_tokens.value(0), metrics.accepted_tokens.value(0)
-        assert metrics.usage_disputed.value(0) == 0
-    num_tokens = answer["usage"]["completion_tokens"]
-    assert num_tokens == expected["usage"]["completion_tokens"]
-    assert num_accepted > 0.5 * num_tokens and num_accepted > 0.9 * num_drafted
+    scores and usage in fewer steps, though little of it repeats."""
+    fields = {"grammar": schema(FORM), "temperature": temperature, "seed": 7, "max_tokens": 26, "logprobs": 3}
+    async with opened() as client:
+        expected = await ask(client, prompt_of(9, seed=3), **fields)
+    async with opened(speculative="ngram") as client:
+        answer = await ask(client, prompt_of(9, seed=3), **fields)
+        await settle(client)
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
+    assert_same(answer, expected)
+    assert answer.texts[0].startswith('{"one thing":"')
+    record = answer.record
+    assert record.accepted_draft_tokens > 0.5 * record.completion_tokens
+    assert record.accepted_draft_tokens > 0.9 * record.draft_tokens
 
 
 async def test_prediction() -> None:

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from quipu.actors.config.engine_config import EngineConfig
-from quipu.actors.engine.engine import LoopHost
+from quipu.actors.engine.engine import LoopHost, loop_hosts
 from quipu.actors.engine.executor.launched_step import LaunchedStep
 from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.executor.step_runner import Executor
@@ -137,9 +137,8 @@ async def open_deadly(deaths: Deaths, **changes: Any) -> AsyncIterator[Client]:
     settings = {"eos_token_ids": (EOS,), "reasoning_parser": "qwen3", "restart_backoff_s": 0.0, **changes}
     config = runtime_config(**settings)
     host = LoopHost(config.engine, deaths.load)
-    async with open_with_kept_vocabulary(
-        config, serving_info(config), lambda _: host, make_renderer=InlineRenderer
-    ) as runtime:
+    hosts = loop_hosts(config.engine, deaths.load) if config.num_engines > 1 else lambda _: host
+    async with open_with_kept_vocabulary(config, serving_info(config), hosts, make_renderer=InlineRenderer) as runtime:
         with trio.fail_after(100):
             while not runtime.desk.health().is_ready:
                 await trio.sleep(0.001)

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from quipu.actors.engine.executor.loading import backend_config_of
 from quipu.kernels.batch import Pooling, Scoring, StepBatch
+from quipu.kernels.draft_rows import ExpandedBatch
 from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from quipu.kernels.step_types import LogitRules
@@ -25,6 +27,7 @@ from tests.kernels.kernel_checkpoints import (
     prompt,
     scattered_blocks,
 )
+from tests.runtimes import runtime_config
 from tests.triton_kernels.interpreter import SMALL, CpuDevice
 
 TOKENS = prompt(40, seed=3)
@@ -132,6 +135,41 @@ def test_decode_is_captured_once_per_size(checkpoints: dict[str, Path]) -> None:
         torch.testing.assert_close(ours.logits(batch, wanted), theirs.logits(batch, wanted), atol=1e-4, rtol=0)
     assert device.num_captured == 2
     assert ours.runner.num_replayed == 5
+
+
+def test_drafted_passes_are_replayed(checkpoints: dict[str, Path]) -> None:
+    """Replay a graph for passes with drafts, whatever their sizes: none is captured after the start, and the tokens are
+    those of single steps."""
+    singly = make_triton(checkpoints["llama"])
+    sampling: list[dict[str, Any]] = [{}, {"temperature": 1.3, "top_k": 30, "seed": 5}]
+    prompts = make_batch(*(row(i, **sampling[i]) for i in range(2)))
+    drawn = [singly.step(prompts).token_ids]
+    for at in range(1, 12):
+        fed = (row(i, token_ids=[drawn[-1][i]], position=3 + at, output_position=at) | sampling[i] for i in range(2))
+        drawn.append(singly.step(make_batch(*fed)).token_ids)
+    outputs = [list(column) for column in zip(*drawn, strict=True)]
+
+    device = CountingDevice()
+    config = runtime_config(speculative="ngram", max_num_seqs=2, max_num_batched_tokens=6).engine
+    backend = make_triton(checkpoints["llama"], device, max_num_seqs=backend_config_of(config).max_num_seqs)
+    backend.warm_up()
+    num_captured, num_replayed = device.num_captured, backend.runner.num_replayed
+    found = [[token_id] for token_id in backend.step(prompts).token_ids]
+    for nums, wrong in (((3, 3), 2), ((0, 1), None), ((4, 0), 0), ((2, 4), None)):
+        rows, drafts = [], {}
+        for i, num in enumerate(nums):
+            at = len(found[i])
+            rows.append(row(i, token_ids=[found[i][-1]], position=3 + at, output_position=at) | sampling[i])
+            if draft := outputs[i][at : at + num]:
+                drafts[i] = [token_id ^ (place == wrong) for place, token_id in enumerate(draft)]
+        expanded = ExpandedBatch.of(make_batch(*rows), drafts)
+        kept = expanded.collapse(backend.step(expanded.batch))
+        for i, token_id in enumerate(kept.token_ids):
+            more = kept.more.get(i, [])
+            assert len(more) == (min(nums[i], wrong) if wrong is not None else nums[i])
+            found[i] += [token_id, *more]
+    assert found == [output[: len(mine)] for output, mine in zip(outputs, found, strict=True)]
+    assert (device.num_captured, backend.runner.num_replayed) == (num_captured, num_replayed + 4)
 
 
 def test_eager_captures_nothing(checkpoints: dict[str, Path]) -> None:
