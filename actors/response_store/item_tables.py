@@ -34,11 +34,11 @@ class ItemTables:
         return number
 
     def extend(self, segment: int, items: Iterable[StoredItem]) -> None:
-        rows = ((segment, item.item_id, item.data) for item in items)
-        self._each("INSERT INTO items(segment, id, data) VALUES(?, ?, ?)", rows)
+        rows = ((segment, item.item_id, item.data, item.logprobs) for item in items)
+        self._each("INSERT INTO items(segment, id, data, logprobs) VALUES(?, ?, ?, ?)", rows)
 
     def copy(self, source: int, target: int) -> None:
-        """Append the items of one segment to another."""
+        """Append the items of one segment to another, without their logprobs."""
         copied = "SELECT ?, id, data FROM items WHERE segment = ? ORDER BY number"
         self._sql(f"INSERT INTO items(segment, id, data) {copied}", (target, source))
 
@@ -58,6 +58,11 @@ class ItemTables:
                 self._sql("DELETE FROM items WHERE segment = ?", (segment,))
 
     # ------------------------------------------------------------ items
+
+    def whole(self, segment: int) -> Sequence[StoredItem]:
+        """Return the items of a segment with their logprobs."""
+        every = "SELECT id, data, logprobs FROM items WHERE segment = ? ORDER BY number"
+        return [StoredItem(*row) for row in self._sql(every, (segment,))]
 
     def all_data(self, segment: int) -> Iterator[bytes]:
         for (data,) in self._sql("SELECT data FROM items WHERE segment = ? ORDER BY number", (segment,)):

@@ -128,7 +128,7 @@ class ObjectTables:
         row = self._visible(f"{_FOUND}, output", tenant, kind, object_id)
         if row is None:
             return None
-        output = tuple(self._items.all_data(row[-1])) if with_output else ()
+        output = self._items.whole(row[-1]) if with_output else ()
         return _stored(row[:-1], output)
 
     def events(self, tenant: str, object_id: str) -> bytes | None:
@@ -280,10 +280,10 @@ class ObjectTables:
 
 
 def size_of(items: Sequence[StoredItem]) -> int:
-    return sum(len(item.data) + ITEM_OVERHEAD_BYTES for item in items)
+    return sum(item.num_bytes + ITEM_OVERHEAD_BYTES for item in items)
 
 
-def _stored(row: Any, output: Sequence[bytes] = ()) -> StoredObject:
+def _stored(row: Any, output: Sequence[StoredItem] = ()) -> StoredObject:
     object_id, kind, model, created_at, state, is_background, has_events, head, metadata = row
     return StoredObject(
         object_id=object_id,

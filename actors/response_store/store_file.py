@@ -20,7 +20,6 @@ from .stored import StoreError, StoreUnavailable
 
 NAME: Final = "responses.sqlite3"
 PAGE_BYTES: Final = 4096
-SCHEMA_VERSION: Final = 1
 OPEN_LOCK_S: Final = 2.0
 """How long a start waits for another process that has the file open."""
 _PRAGMAS = (
@@ -50,6 +49,12 @@ CREATE TABLE items(
   number INTEGER PRIMARY KEY AUTOINCREMENT, segment INTEGER NOT NULL, id TEXT NOT NULL, data BLOB NOT NULL);
 CREATE INDEX items_of_segment ON items(segment, number, id);
 """
+_SCHEMAS: Final = (
+    _SCHEMA,
+    "ALTER TABLE items ADD COLUMN logprobs BLOB NOT NULL DEFAULT x''",
+)
+"""What makes each version of the one before it."""
+SCHEMA_VERSION: Final = len(_SCHEMAS)
 
 
 def open_file(path: Path) -> sqlite3.Connection:
@@ -66,9 +71,9 @@ def open_file(path: Path) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise StoreError(f"the response store {path} was written by a newer version of quipu")
-        if version == 0:
+        if version < SCHEMA_VERSION:
             with transaction(connection):
-                for statement in _SCHEMA.split(";\n"):
+                for statement in ";\n".join(_SCHEMAS[version:]).split(";\n"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         purge(connection)

@@ -57,6 +57,12 @@ class StoredItem:
     item_id: str
     data: bytes
     """JSON."""
+    logprobs: bytes = b""
+    """JSON, which a client gets with an item that came out; no response that continues it does."""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data) + len(self.logprobs)
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +111,7 @@ class StoredObject:
     head: bytes
     metadata: bytes
     """JSON."""
-    output: Sequence[bytes] = ()
+    output: Sequence[StoredItem] = ()
     """The items that came out, where they were asked for."""
 
 

@@ -212,6 +212,20 @@ ROWS: Sequence[Row] = (
     Row("stop strings, held half matched", one(COMPLETIONS, _stops)),
     Row("512 sequences", one(COMPLETIONS, lambda: completion(["Hi."] * 32, n=16, max_tokens=4))),
     Row("128 choices of a long prompt", one(COMPLETIONS, lambda: completion([7] * 2_500, n=128, max_tokens=4))),
+    Row(
+        "logprobs of a response, streamed",
+        one(
+            RESPONSES,
+            lambda: response(
+                "Hi.",
+                include=["message.output_text.logprobs"],
+                top_logprobs=20,
+                max_output_tokens=2_000,
+                ignore_eos=True,
+                stream=True,
+            ),
+        ),
+    ),
     Row("prompt logprobs of 16 choices", one(COMPLETIONS, lambda: completion([7] * 2_500, n=16, prompt_logprobs=20))),
     Row("echo with logprobs, whole", one(COMPLETIONS, lambda: completion([7] * 8_000, echo=True, logprobs=20))),
     Row(

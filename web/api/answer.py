@@ -34,6 +34,7 @@ from ..options import AppOptions
 from ..request.batch_line import RenderedAnswer
 from ..request.errors import no_streams, raise_error_of, unsupported_value
 from ..request.request_context import RequestContext, current_request_context
+from ..request.tally import Tally
 from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
 from .body_table import SHAPES
@@ -66,6 +67,10 @@ class Reply(ABC):
     @abstractmethod
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
         """Yield the body of a complete response as JSON, in pieces that take about a millisecond each to make."""
+
+    def transcript(self, tally: Tally) -> Transcript:
+        """Return what collects a whole response."""
+        return Transcript(tally, self.wanted.include_reasoning)
 
     def writer(self, stream: Stream) -> StreamWriter:
         """Return the writer of a streamed response. Raises TypeError if its endpoint streams none."""
@@ -153,7 +158,7 @@ async def answer(
         ticket.when_encoded(placement.on_routed)
     if reply.wanted.delivery.stream:
         return await _answer_streamed(reply, ticket, context, options)
-    transcript = Transcript(context.tally, reply.wanted.include_reasoning)
+    transcript = reply.transcript(context.tally)
     if context.line is not None:
         context.line.render = partial(_render, reply, transcript)
     ticket.mailbox.attach(transcript.consume)
@@ -261,7 +266,9 @@ async def _answer_streamed(reply: Reply, ticket: Ticket, context: RequestContext
     if first is None:
         sink.push(reply.heartbeat)
     writer = start.writer = reply.writer(Stream(sink, context.tally, context.log))
-    mailbox.attach(writer.consume if reply.keeper is None else KeptStream(writer, reply.keeper).consume)
+    keeper = reply.keeper
+    consumer = writer if keeper is None else KeptStream(writer, keeper, reply.transcript(Tally()))
+    mailbox.attach(consumer.consume)
     return stream_response(sink, reply.heartbeat, context, options)
 
 

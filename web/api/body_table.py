@@ -192,7 +192,7 @@ FIELDS: tuple[BodyField, ...] = (
     _field("tools", CHAT, schema=_list_of(shapes.CHAT_TOOL), refusals={COMPLETIONS: Refusal(OFF)}),
     _field("tools", RESPONSES, schema=_list_of(items.RESPONSE_TOOL)),
     _field("tools", MESSAGES, items=blocks.MESSAGES_TOOL),
-    _field("top_logprobs", CHAT, off=OFF, messages=(False, 0), bounds=_LOGPROBS, is_portable=True),
+    _field("top_logprobs", CHAT, RESPONSES, off=OFF, messages=(False, 0), bounds=_LOGPROBS, is_portable=True),
     _field("user", *OPENAI, type=STRING, is_portable=True),
     _field("verbosity", CHAT, type=STRING, refusals={RESPONSES: Refusal(("medium",))}),
 )

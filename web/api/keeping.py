@@ -19,7 +19,6 @@ from quipu.actors.messages.handler import Closed, OutletEvent
 from quipu.actors.request_desk.interface import Ticket
 
 from ..request.request_context import RequestContext
-from ..request.tally import Tally
 from .stream import StreamWriter, Transcript
 
 Ts = TypeVarTuple("Ts")
@@ -61,10 +60,10 @@ class Keeper(ABC):
 class KeptStream:
     """Passes a stream's events to its writer; the end only when the answer is stored."""
 
-    def __init__(self, writer: StreamWriter, keeper: Keeper, transcript: Transcript | None = None) -> None:
+    def __init__(self, writer: StreamWriter, keeper: Keeper, transcript: Transcript) -> None:
         self._writer = writer
         self._keeper = keeper
-        self._transcript = Transcript(Tally()) if transcript is None else transcript
+        self._transcript = transcript
 
     def consume(self, events: list[OutletEvent]) -> None:
         """Take `events`. Called by the mailbox."""

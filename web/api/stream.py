@@ -19,14 +19,13 @@ import trio
 
 from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
-from quipu.actors.messages.scores import LikelyToken, ScoredToken
-from quipu.actors.shared.scored_tokens import ScoredColumns
 from quipu.actors.shared.token_decoding import TokenText
 
 from ..request.errors import APIError, internal
 from ..request.tally import Tally
 from ..telemetry.logs import frames_of
 from .content import Content, shown_events
+from .text_scores import KeptScores, TextScores
 
 
 @attrs.define(eq=False)
@@ -43,8 +42,10 @@ class Transcript:
     """The stop string that ended the choice, if one did."""
     stop_token_ids: dict[int, int] = attrs.field(factory=dict)
     """The token that ended the choice, if one did."""
-    scores: dict[int, ScoredColumns] = attrs.field(factory=dict)
+    scores: dict[int, KeptScores] = attrs.field(factory=dict)
     """Output tokens, if their logprobs were requested."""
+    text_scores: TextScores | None = None
+    """Those of the text of the only choice alone, if they are what was requested."""
     token_ids: dict[int, array[int]] = attrs.field(factory=dict)
     """Output tokens, if their ids were requested."""
     _of_prompts: dict[int, OfPrompt] = attrs.field(factory=dict)
@@ -81,7 +82,9 @@ class Transcript:
             self.stop_matches[index] = delta.stop_match
         if delta.stop_token_id is not None:
             self.stop_token_ids[index] = delta.stop_token_id
-        if isinstance(delta, ScoredDelta):
+        if self.text_scores is not None:
+            self.text_scores.add(delta)
+        elif isinstance(delta, ScoredDelta):
             self._keep(delta)
 
     def _keep(self, event: ScoredDelta) -> None:
@@ -89,13 +92,9 @@ class Transcript:
             self._of_prompts[event.index] = event.of_prompt
         columns = self.scores.get(event.index)
         if columns is None:
-            columns = self.scores[event.index] = ScoredColumns(self._token_texts.__getitem__)
+            columns = self.scores[event.index] = KeptScores(self._token_texts)
         for token in event.scores:
             columns.append(token)
-            told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top)
-            for one in told:
-                if one.token_id not in self._token_texts:
-                    self._token_texts[one.token_id] = TokenText(one.text, one.utf8)
 
     async def wait_closed(self) -> Closed:
         await self._done.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Iterator
 
 from quart import Response
@@ -39,12 +40,15 @@ async def _rest(begun: list[bytes], pieces: Iterator[bytes]) -> AsyncGenerator[b
         yield data
 
 
-async def joined(pieces: Iterator[bytes]) -> bytes:
-    """Return all pieces, made in slices."""
+async def joined(pieces: Iterator[bytes], max_bytes: int = sys.maxsize) -> bytes:
+    """Return all pieces, made in slices; if they are longer than `max_bytes`, the first ones that are."""
     made: list[bytes] = []
-    while True:
+    num_bytes = 0
+    while num_bytes <= max_bytes:
         async with turn():
             data = take_slice(pieces, MAX_MADE_BYTES)
         if not data:
-            return b"".join(made)
+            break
         made.append(data)
+        num_bytes += len(data)
+    return b"".join(made)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quipu.actors.response_store.object_tables import Call
-from quipu.actors.response_store.store_file import open_file
+from quipu.actors.response_store.store_file import SCHEMA_VERSION, open_file
 from quipu.actors.response_store.stored import (
     ContextTooLong,
     Kind,
@@ -22,7 +22,7 @@ from quipu.actors.response_store.stored import (
     StoreFull,
     StoreUnavailable,
 )
-from tests.actors.response_store.stores import TTL_S, Store, open_tables
+from tests.actors.response_store.stores import TTL_S, Store, bytes_on_disk, open_tables
 
 BIG = "x" * 50_000
 
@@ -46,11 +46,15 @@ def test_open_and_whole(store: Store) -> None:
     """An object is open until its answer is complete; then it has the answer."""
     store.create(Kind.RESPONSE, "a", "question", is_open=True)
     found = store.find("a")
-    assert found is not None and found.state is State.OPEN and found.output == ()
+    assert found is not None and found.state is State.OPEN and not found.output
     assert store.end("a", "answer", events=b"events")
     found = store.find("a")
     assert found is not None and found.state is State.WHOLE and found.head == b'{"is":"a"}'
-    assert found.output == (b"answer",) and found.has_events and store.tables.events("t", "a") == b"events"
+    assert (
+        found.output == [StoredItem("a-out", b"answer")]
+        and found.has_events
+        and store.tables.events("t", "a") == b"events"
+    )
     assert not store.end("a"), "it ends once"
     assert not store.end("b"), "and only if it was begun"
 
@@ -163,7 +167,7 @@ def test_conversation(store: Store) -> None:
     assert pages(store, "c", kind=Kind.CONVERSATION) == [b"1", b"3", b"4"]
     assert store.tables.delete("t", Kind.CONVERSATION, "c")
     found = store.find("a")
-    assert found is not None and found.output == (b"4",), "its responses stay"
+    assert found is not None and [item.data for item in found.output] == [b"4"], "its responses stay"
     store.create(Kind.RESPONSE, "b", "5", is_open=True)
     assert store.end("b", "6", conversation="c"), "a conversation that is gone is not extended"
 
@@ -277,6 +281,34 @@ def test_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(StoreError, match=r"cannot use the response store .*Move it away"):
         open_file(path)
     assert path.read_bytes() == content
+
+
+def test_logprobs_stay_with_the_answer(store: Store) -> None:
+    """Logprobs come back with the answer that they belong to, and into nothing that continues it."""
+    told = StoredItem("a-out", b"answer", b"[1]")
+    store.create(Kind.CONVERSATION, "c")
+    store.create(Kind.RESPONSE, "a", "question", is_open=True)
+    assert store.end("a", conversation="c", items=[told])
+    found = store.find("a")
+    assert found is not None and found.output == [told]
+    assert store.context_of("a") == [b"question", b"answer"] == store.context_of("c", kind=Kind.CONVERSATION)
+    assert store.tables.delete("t", Kind.RESPONSE, "a") and b"[1]" not in bytes_on_disk(store.path.parent)
+
+
+def test_file_of_the_first_version(tmp_path: Path) -> None:
+    """A file that was written before there were logprobs keeps its objects, and takes some with logprobs."""
+    store = open_tables(tmp_path)
+    store.respond("a", "question", said="answer")
+    store.connection.execute("ALTER TABLE items DROP COLUMN logprobs")
+    store.connection.execute("PRAGMA user_version=1")
+    store.connection.close()
+    store = open_tables(tmp_path)
+    found = store.find("a")
+    assert found is not None and found.output == [StoredItem("a-out", b"answer")]
+    store.create(Kind.RESPONSE, "b", is_open=True)
+    assert store.end("b", items=[StoredItem("x", b"y", b"[2]")])
+    store.connection.close()
+    assert open_file(store.path).execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_newer_file(tmp_path: Path) -> None:

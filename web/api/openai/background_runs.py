@@ -21,7 +21,6 @@ from quipu.actors.request_desk.interface import DeskClosed, Ticket
 from ...http.scope import Releases, RequestScope
 from ...request.errors import APIError, internal, unavailable
 from ...request.request_context import RequestContext
-from ...request.tally import Tally
 from ...telemetry.logs import frames_of
 from ..keeping import Open
 from ..stream import Stream, StreamWriter, Transcript
@@ -35,6 +34,9 @@ MAX_RUNS = 1024
 
 class RunKeeper(Protocol):
     """Who stores a run."""
+
+    def transcript(self) -> Transcript:
+        """Return what collects its answer."""
 
     def writer(self, stream: Stream) -> StreamWriter:
         """Return the writer of its stream."""
@@ -78,7 +80,7 @@ class Run:
         self.is_stored = False
         self._runs = runs
         self._ticket: Ticket | None = None
-        self._transcript = Transcript(Tally())
+        self._transcript = keeper.transcript()
         self._writer: StreamWriter | None = None
 
     def cancel(self) -> None:

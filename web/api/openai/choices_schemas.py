@@ -28,11 +28,12 @@ from ..usage_schemas import OPENAI_USAGE, USAGE_OR_NULL
 _IDS = array(COUNT)
 _FINISH = ("stop", "length")
 _TOKEN = {"token": TEXT_VALUE, "logprob": NUMBER_VALUE, "bytes": array(COUNT)}
+TOKEN_LOGPROB = Named("TokenLogprob", record({**_TOKEN, "top_logprobs": array(record(_TOKEN))}))
 _CHAT_LOGPROBS = Named(
     "ChatLogprobs",
     record(
         {
-            "content": array(record({**_TOKEN, "top_logprobs": array(record(_TOKEN))})),
+            "content": array(TOKEN_LOGPROB),
             "refusal": {"type": "null"},
         }
     ),

@@ -60,11 +60,15 @@ def _read_prompt_logprobs(fields: Fields) -> int | None:
     return num_top
 
 
-def slices(scores: TokenScores, num_top: int) -> Iterator[range]:
-    """Yield ranges of tokens that make one piece each, with `num_top` top tokens per token."""
+def slices(scores: TokenScores, num_top: int, tokens: range | None = None) -> Iterator[range]:
+    """Yield ranges of tokens that make one piece each, with `num_top` top tokens per token.
+
+    `tokens`: which of them. None: all.
+    """
     size = max(1, MAX_ENTRIES // (num_top + 1))
-    for start in range(0, len(scores), size):
-        yield range(start, min(start + size, len(scores)))
+    tokens = range(len(scores)) if tokens is None else tokens
+    for start in range(tokens.start, tokens.stop, size):
+        yield range(start, min(start + size, tokens.stop))
 
 
 def completion_logprobs(tokens: Sequence[ScoredToken], wanted: WantedScores) -> dict[str, Any]:
@@ -83,32 +87,41 @@ def completion_logprobs_pieces(parts: Iterable[TokenScores], wanted: WantedScore
     parts = tuple(parts)
     num_top, name = wanted.output or 0, _naming(wanted)
     yield b'{"text_offset":'
-    yield from _array(parts, 0, lambda token: token.offset)
+    yield from array_pieces(parts, 0, lambda token: token.offset)
     yield b',"token_logprobs":'
-    yield from _array(parts, 0, lambda token: _number(token.logprob))
+    yield from array_pieces(parts, 0, lambda token: _number(token.logprob))
     yield b',"tokens":'
-    yield from _array(parts, 0, name)
+    yield from array_pieces(parts, 0, name)
     yield b',"top_logprobs":'
-    yield from _array(parts, num_top, lambda token: _by_name(token, num_top, name))
+    yield from array_pieces(parts, num_top, lambda token: _by_name(token, num_top, name))
     yield b"}"
 
 
-def _array(
-    parts: Iterable[TokenScores], num_top: int, describe: Callable[[ScoredToken], object], *, first: bytes = b""
+def array_pieces(
+    parts: Iterable[TokenScores],
+    num_top: int,
+    describe: Callable[[ScoredToken], object],
+    *,
+    first: bytes = b"",
+    tokens: range | None = None,
 ) -> Iterator[bytes]:
-    """Yield a JSON array of `describe(token)` for each token, in pieces, after `first`."""
+    """Yield a JSON array of `describe(token)` for each token, or those in `tokens`, in pieces, after `first`."""
     yield b"[" + first
     is_first = not first
     for scores in parts:
-        for some in slices(scores, num_top):
+        for some in slices(scores, num_top, tokens):
             values = [describe(token) for token in scores.tokens(some.start, some.stop, num_top)]
             yield (b"" if is_first else b",") + orjson.dumps(values)[1:-1]
             is_first = False
     yield b"]"
 
 
+def _text(token: ScoredToken | LikelyToken) -> str:
+    return token.text
+
+
 def _naming(wanted: WantedScores) -> Naming:
-    return (lambda token: f"token_id:{token.token_id}") if wanted.as_token_ids else (lambda token: token.text)
+    return (lambda token: f"token_id:{token.token_id}") if wanted.as_token_ids else _text
 
 
 def _by_name(token: ScoredToken, num_top: int, name: Naming) -> dict[str, float | None] | None:
@@ -125,18 +138,19 @@ def _by_name(token: ScoredToken, num_top: int, name: Naming) -> dict[str, float 
 def chat_logprobs(tokens: Sequence[ScoredToken], wanted: WantedScores) -> dict[str, Any]:
     """Return the `logprobs` of a chunk of a chat choice."""
     num_top, name = wanted.output or 0, _naming(wanted)
-    return {"content": [_chat_entry(token, num_top, name) for token in tokens], "refusal": None}
+    return {"content": [chat_entry(token, num_top, name) for token in tokens], "refusal": None}
 
 
 def chat_logprobs_pieces(parts: Iterable[TokenScores], wanted: WantedScores) -> Iterator[bytes]:
     """Yield the `logprobs` of a whole chat choice, as JSON."""
     num_top, name = wanted.output or 0, _naming(wanted)
     yield b'{"content":'
-    yield from _array(parts, num_top, lambda token: _chat_entry(token, num_top, name))
+    yield from array_pieces(parts, num_top, lambda token: chat_entry(token, num_top, name))
     yield b',"refusal":null}'
 
 
-def _chat_entry(token: ScoredToken, num_top: int, name: Naming) -> dict[str, Any]:
+def chat_entry(token: ScoredToken, num_top: int, name: Naming = _text) -> dict[str, Any]:
+    """Return a token's logprob as chat and responses tell it."""
     return {**_chat_token(token, name), "top_logprobs": [_chat_token(other, name) for other in token.top[:num_top]]}
 
 
@@ -151,7 +165,7 @@ def prompt_logprobs_pieces(scores: TokenScores | None, num_top: int) -> Iterator
         return
     # The first token is included only if the prompt is echoed.
     is_led = next(iter(scores.tokens(0, 1, 0))).logprob is None
-    yield from _array([scores], num_top, lambda token: _by_id(token, num_top), first=b"" if is_led else b"null")
+    yield from array_pieces([scores], num_top, lambda token: _by_id(token, num_top), first=b"" if is_led else b"null")
 
 
 def _by_id(token: ScoredToken, num_top: int) -> dict[str, Any] | None:

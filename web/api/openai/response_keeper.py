@@ -25,6 +25,7 @@ from ...http.sse import json_for_line
 from ...options import AppOptions
 from ...request.errors import APIError, invalid, quoted
 from ...request.request_context import current_request_context
+from ...request.tally import Tally
 from ..keeping import Keeper, Open, RunApart
 from ..stream import Stream, StreamWriter, Transcript
 from .background_runs import BackgroundRuns, Run
@@ -32,7 +33,7 @@ from .response_state import ResponseState, previous_not_found
 from .responses_reply import ResponseReply
 from .responses_stream import ResponseWriter
 from .store_door import StoreDoor
-from .stored_items import output_items
+from .stored_items import output_items, whole_item
 from .stream_log import EventLog, log_response
 
 Ts = TypeVarTuple("Ts")
@@ -171,6 +172,9 @@ class ResponseKeeper(Keeper):
             return log_response(run.log, 0, self._options)
         return Response(self.body(is_started=False), content_type="application/json")
 
+    def transcript(self) -> Transcript:
+        return self._reply.transcript(Tally())
+
     def writer(self, stream: Stream) -> ResponseWriter:
         return self._reply.writer(stream)
 
@@ -214,7 +218,7 @@ class ResponseKeeper(Keeper):
         """Return the newest version of a background response that is not stored."""
         if self._unstored is None:
             return json_for_line(self._reply.versions().body("in_progress" if is_started else "queued"))
-        return whole_body(self._unstored.head, [item.data for item in self._unstored.items])
+        return whole_body(self._unstored.head, self._unstored.items)
 
     # ------------------------------------------------------------ for all
 
@@ -227,15 +231,15 @@ class ResponseKeeper(Keeper):
             object_id=self._reply.answer_id,
             tenant=self.tenant,
             head=json_for_line(final.body),
-            items=await output_items(final.items),
+            items=await output_items(final.items, final.logprobs),
             events=events,
             conversation=self._state.conversation if is_served else None,
         )
 
 
-def whole_body(head: bytes, items: Sequence[bytes]) -> bytes:
+def whole_body(head: bytes, items: Sequence[StoredItem]) -> bytes:
     """Return a stored response with its items. The head has an empty list of them."""
-    return head.replace(b'"output":[]', b'"output":[' + b",".join(items) + b"]", 1)
+    return head.replace(b'"output":[]', b'"output":[' + b",".join(map(whole_item, items)) + b"]", 1)
 
 
 def _packed(first: int, events: bytes) -> bytes:

@@ -29,10 +29,9 @@ from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .response_state import NO_STATE, ResponseState
 from .responses_echo import read_echo
 from .responses_input import read_input
+from .responses_logprobs import INCLUDED, read_response_scores
 from .responses_tools import ResponseTools
 from .tool_choice import read_tool_choice
-
-_LOGPROBS = "message.output_text.logprobs"
 
 
 @attrs.frozen
@@ -73,7 +72,10 @@ async def read_response(
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
     )
-    wanted = read_request(fields, info, model=model, prompts=(prompt,), limit=limit, max_sequences=max_sequences)
+    scores, unused = read_response_scores(fields)
+    wanted = read_request(
+        fields, info, model=model, prompts=(prompt,), limit=limit, max_sequences=max_sequences, scores=scores
+    )
     verbosity = unused_verbosity(fields.fields("text"))
     wanted = attrs.evolve(
         wanted,
@@ -83,20 +85,23 @@ async def read_response(
         include_reasoning=fields.flag("include_reasoning"),
         grammar=grammar,
         thinking_budget=thinking.budget,
-        unused_fields=(*thinking.unused, *verbosity, *tools.unused, *breakpoints.unused(read.parts)),
+        unused_fields=(*unused, *thinking.unused, *verbosity, *tools.unused, *breakpoints.unused(read.parts)),
     )
     if wishes.prewarm:
         wanted = wanted.prewarmed(PREWARM)
     wanted = attrs.evolve(wanted, delivery=read_delivery(fields))
+    if state.is_background and wanted.delivery.stream and scores.output is not None:
+        # The events are kept, and each text's logprobs are in four of them.
+        raise unsupported_value("include", f"`{INCLUDED}` is not supported when `background` and `stream` are true")
     return ResponseRequest(wanted, read_echo(fields, wanted, state))
 
 
 def check_included(include: Any) -> None:
-    """Raise APIError unless this is None or a list of what may be included."""
+    """Raise APIError unless this is None or a list of what may be included.
+
+    Everything but logprobs belongs to items that this server never produces.
+    """
     if type(include) is list and len(include) > MAX_INCLUDED:
         raise bad_value("include", f"must have at most {MAX_INCLUDED} entries")
     if include is not None and (type(include) is not list or any(type(item) is not str for item in include)):
         raise wrong_type("include", "a list of strings")
-    if include and _LOGPROBS in include:
-        # Everything else that can be included belongs to items that this server never produces.
-        raise unsupported_value("include", f"`{_LOGPROBS}` is not supported by this server")

@@ -50,7 +50,7 @@ def read_echo(fields: Fields, wanted: GenerationRequest, state: ResponseState) -
         "text": {"format": _read_format(fields.fields("text"))},
         "tool_choice": next(iter(_small([choice])), "auto") if choice else "auto",
         "tools": [_whole_tool(tool) for tool in _small(fields.get("tools") or [])],
-        "top_logprobs": 0,
+        "top_logprobs": fields.integer("top_logprobs") or 0,
         "top_p": wanted.sampling.top_p,
         "truncation": "disabled",
     }

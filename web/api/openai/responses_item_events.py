@@ -25,6 +25,7 @@ from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, Out
 from ...http.sse import json_for_line
 from ..content import Block, CallBlock, Content, GrowingText, ReasoningBlock, TextBlock
 from .responses_items import IN_PROGRESS, OutputItems, reasoning_part, text_part
+from .responses_logprobs import Logprobs
 
 
 @attrs.define
@@ -58,6 +59,10 @@ class ItemWriter:
         """The bytes around number and text in its deltas."""
         self.content = Content()
         """What has been sent."""
+        self._num_texts = 0
+        """Items with a text, the last one included."""
+        self._num_told = 0
+        """Tokens whose logprobs are in deltas."""
 
     def text(self, text: str) -> bytes:
         encoded = json_for_line(text)  # first, because nothing was sent of a text that cannot be encoded
@@ -91,10 +96,19 @@ class ItemWriter:
         return opening + self._finish(is_whole=is_whole)
 
     def _delta(self, text: bytes, opening: bytes = b"") -> bytes:
+        if self._items.logprobs is not None and self._open is TextBlock:
+            self._delta_tail = self._tail_with(self._items.logprobs)
         events = self._events
         number = events.num_events
         events.num_events = number + 1
         return b"".join((opening, self._delta_head, b"%d" % number, self._delta_middle, text, self._delta_tail))
+
+    def _tail_with(self, logprobs: Logprobs) -> bytes:
+        """Return the end of a text's delta with the logprobs of all its tokens that are not told yet."""
+        tokens = logprobs.scores.block(self._num_texts - 1)
+        tokens = range(max(self._num_told, tokens.start), tokens.stop)
+        self._num_told = tokens.stop
+        return b',"logprobs":' + orjson.dumps(logprobs.hole(tokens)) + b"}\n\n"
 
     def _add(self, block: Block) -> bytes:
         """Begin an item, after ending the one before it."""
@@ -111,6 +125,7 @@ class ItemWriter:
             return end + added
         self._where["content_index"] = 0
         if isinstance(block, TextBlock):
+            self._num_texts += 1
             self._prepare_deltas("response.output_text.delta", b',"logprobs":[]')
             part = text_part("")
         else:
@@ -129,7 +144,8 @@ class ItemWriter:
         self._open = None
         number = len(self.content.blocks) - 1
         block = self.content.blocks[number]
-        item = self._items.item(number, block, self._items.final_status(block, is_whole=is_whole))
+        told = self._items.told(self._num_texts - 1) if isinstance(block, TextBlock) else ()
+        item = self._items.item(number, block, self._items.final_status(block, is_whole=is_whole), told)
         done = self._call_done(block) if isinstance(block, CallBlock) else self._part_done(block)
         return done + self._events.event("response.output_item.done", output_index=number, item=item)
 
@@ -143,7 +159,9 @@ class ItemWriter:
     def _part_done(self, block: TextBlock | ReasoningBlock) -> bytes:
         text, event = str(block.text), self._events.event
         if isinstance(block, TextBlock):
-            done, part = event("response.output_text.done", **self._where, text=text, logprobs=[]), text_part(text)
+            told = self._items.told(self._num_texts - 1)
+            done = event("response.output_text.done", **self._where, text=text, logprobs=told)
+            part = text_part(text, told)
         else:
             done, part = event("response.reasoning_text.done", **self._where, text=text), reasoning_part(text)
         return done + event("response.content_part.done", **self._where, part=part)

@@ -14,11 +14,15 @@ from typing import Any
 
 import attrs
 import msgspec
+import orjson
 
 from ..content import Block, CallBlock, CallIds, Content, GrowingText, ReasoningBlock, TextBlock
 from ..generation import ReplyRules
+from .responses_logprobs import Logprobs
 
 CALL_ID_PREFIX = "call_"
+Told = orjson.Fragment | tuple[()]
+"""The logprobs of a text, as they are encoded."""
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 
 
@@ -33,24 +37,35 @@ _CUSTOM_INPUT = msgspec.json.Decoder(_CustomInput)
 class OutputItems:
     call_ids: CallIds
     rules: ReplyRules
+    logprobs: Logprobs | None = None
+    """Of the texts of messages. None: they are not told."""
 
     def output(self, content: Content, *, is_whole: bool) -> Iterator[dict[str, Any]]:
         """Yield all items; the last is incomplete unless the output `is_whole`. At least one."""
         blocks = content.blocks or [TextBlock(GrowingText())]
         last = len(blocks) - 1
+        num_texts = 0
         for number, block in enumerate(blocks):
-            yield self.item(number, block, self.final_status(block, is_whole=is_whole or number < last))
+            is_text = isinstance(block, TextBlock)
+            told = self.told(num_texts) if is_text else ()
+            num_texts += is_text
+            yield self.item(number, block, self.final_status(block, is_whole=is_whole or number < last), told)
+
+    def told(self, number: int) -> Told:
+        """Return what stands for the logprobs of a block of text; such blocks are counted from 0."""
+        return () if self.logprobs is None else self.logprobs.hole(self.logprobs.scores.block(number))
 
     def final_status(self, block: Block, *, is_whole: bool) -> str:
         """Return a block's status once nothing is added to it."""
         return COMPLETED if (block.is_complete if isinstance(block, CallBlock) else is_whole) else INCOMPLETE
 
-    def item(self, number: int, block: Block, status: str) -> dict[str, Any]:
-        """Return the item of a block, empty while it is in progress."""
+    def item(self, number: int, block: Block, status: str, told: Told = ()) -> dict[str, Any]:
+        """Return the item of a block, empty while it is in progress. `told`: the logprobs of its text."""
         if isinstance(block, CallBlock):
             return self._call(number, block, status)
-        part = reasoning_part if isinstance(block, ReasoningBlock) else text_part
-        content = [] if status == IN_PROGRESS else [part(str(block.text))]
+        text = str(block.text)
+        part = reasoning_part(text) if isinstance(block, ReasoningBlock) else text_part(text, told)
+        content = [] if status == IN_PROGRESS else [part]
         item = {"id": self.item_id(number, block)}
         if isinstance(block, ReasoningBlock):
             rest = {"summary": [], "content": content, "encrypted_content": None, "status": status}
@@ -94,9 +109,9 @@ class OutputItems:
         return f"{item_id}_{number}" if number else item_id
 
 
-def text_part(text: str) -> dict[str, Any]:
-    """Return the only part of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, told: Told = ()) -> dict[str, Any]:
+    """Return the only part of a message, with its logprobs."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": told}
 
 
 def reasoning_part(text: str) -> dict[str, Any]:

@@ -13,12 +13,15 @@ from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ...request.errors import APIError, error_of
+from ...request.tally import Tally
 from ..answer import Reply
 from ..content import CallIds
 from ..stream import Stream, Transcript
+from ..text_scores import TextScores
 from .responses import ResponseRequest
 from .responses_body import ResponseVersions, with_items
 from .responses_items import OutputItems
+from .responses_logprobs import Logprobs
 from .responses_stream import ResponseWriter
 
 
@@ -28,6 +31,8 @@ class FinalVersion:
 
     body: dict[str, Any]
     items: Iterator[dict[str, Any]]
+    logprobs: Logprobs | None = None
+    """Of the texts of its items, which are without them."""
 
 
 class ResponseReply(Reply):
@@ -41,33 +46,49 @@ class ResponseReply(Reply):
         """Say from now on that the response is not stored."""
         self._echo["store"] = False
 
+    def transcript(self, tally: Tally) -> Transcript:
+        return Transcript(tally, self.wanted.include_reasoning, text_scores=self._text_scores())
+
+    def _text_scores(self) -> TextScores | None:
+        wanted = self.wanted
+        if wanted.scores.output is None:
+            return None
+        return TextScores(with_reasoning=wanted.include_reasoning, with_stop=wanted.include_stop)
+
     def pieces(self, transcript: Transcript, record: UsageRecord) -> Iterator[bytes]:
-        final = self._served(transcript, record)
-        return with_items(final.body, final.items)
+        logprobs = self._logprobs(transcript.text_scores)
+        final = self._served(transcript, record, logprobs)
+        pieces = with_items(final.body, final.items)
+        return pieces if logprobs is None else logprobs.fill(pieces)
 
     def writer(self, stream: Stream) -> ResponseWriter:
-        return ResponseWriter(stream, self.versions(), self._items())
+        return ResponseWriter(stream, self.versions(), self._items(self._logprobs(self._text_scores())))
 
     def final(
         self, transcript: Transcript, closed: Closed, *, is_cancelled: bool = False, error: APIError | None = None
     ) -> FinalVersion:
         """Return the last version, however the request has ended. `error`: why, if the request does not say."""
+        logprobs = self._logprobs(transcript.text_scores)
         error = error_of(closed) if error is None else error
         if error is None:
-            return self._served(transcript, closed.record)
+            return attrs.evolve(self._served(transcript, closed.record), logprobs=logprobs)
         versions, content = self.versions(), transcript.content(0)
         body = versions.cancelled(closed.record) if is_cancelled else versions.failed(error, closed.record)
-        return FinalVersion(body, self._items().output(content, is_whole=False) if content.blocks else iter(()))
+        items = self._items().output(content, is_whole=False) if content.blocks else iter(())
+        return FinalVersion(body, items, logprobs)
 
-    def _served(self, transcript: Transcript, record: UsageRecord) -> FinalVersion:
+    def _served(self, transcript: Transcript, record: UsageRecord, logprobs: Logprobs | None = None) -> FinalVersion:
         is_cut = transcript.finish_reasons.get(0) is FinishReason.LENGTH and not self.wanted.is_prewarm
         body = self.versions().served(record, is_cut=is_cut)
         if self.wanted.is_prewarm:
             return FinalVersion(body, iter(()))
-        return FinalVersion(body, self._items().output(transcript.content(0), is_whole=not is_cut))
+        return FinalVersion(body, self._items(logprobs).output(transcript.content(0), is_whole=not is_cut))
 
     def versions(self) -> ResponseVersions:
         return ResponseVersions(self.answer_id, self.created_at, self._echo, self.wanted)
 
-    def _items(self) -> OutputItems:
-        return OutputItems(self._call_ids, self.wanted.rules)
+    def _items(self, logprobs: Logprobs | None = None) -> OutputItems:
+        return OutputItems(self._call_ids, self.wanted.rules, logprobs)
+
+    def _logprobs(self, scores: TextScores | None) -> Logprobs | None:
+        return None if scores is None else Logprobs(self.wanted.scores.output or 0, scores)

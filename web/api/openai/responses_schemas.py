@@ -27,11 +27,17 @@ from ..operation import (
     COUNT as COUNT_VALUE,
 )
 from ..usage_schemas import RESPONSE_USAGE
+from .choices_schemas import TOKEN_LOGPROB
 
 _STATUS = one_of("in_progress", "completed", "incomplete", "failed")
 _RESPONSE_STATUS = one_of("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 _TEXT_PART = record(
-    {"type": always("output_text"), "text": TEXT_VALUE, "annotations": array(ANY_OBJECT), "logprobs": array(ANY_OBJECT)}
+    {
+        "type": always("output_text"),
+        "text": TEXT_VALUE,
+        "annotations": array(ANY_OBJECT),
+        "logprobs": array(TOKEN_LOGPROB),
+    }
 )
 _MESSAGE = record(
     {
@@ -105,7 +111,7 @@ _OF_EVENTS: dict[str, Part] = {
     "content_index": COUNT_VALUE,
     "part": ANY_OBJECT,
     **dict.fromkeys(("delta", "text", "arguments", "input"), TEXT_VALUE),
-    "logprobs": array(ANY_OBJECT),
+    "logprobs": array(TOKEN_LOGPROB),
     "code": maybe(TEXT_VALUE),
     "message": TEXT_VALUE,
     "param": maybe(TEXT_VALUE),

@@ -12,7 +12,7 @@ What must always hold: only the last event has usage; it contains the items as t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quipu.actors.messages.handler import Closed, Delta, OutletEvent, Started
@@ -36,6 +36,7 @@ class ResponseWriter(StreamWriter):
         self._versions = versions
         self._wanted = versions.wanted
         self._output_items = items
+        self._logprobs = items.logprobs
         self._events = NumberedEvents()
         self._items = ItemWriter(self._events, items)
         self._finish_reason: FinishReason | None = None
@@ -46,8 +47,10 @@ class ResponseWriter(StreamWriter):
             case Delta():
                 self._tally.add(event)
                 opening = b"" if self._events.num_events else self._opening()
+                if self._logprobs is not None:
+                    self._logprobs.scores.add(event)
                 told = self._items.text(event.text) if event.text else self._shown(event)
-                self._sink.push(opening + told if opening else told)
+                self._push(opening + told if opening else told)
                 if event.finish_reason is not None:
                     self._finish_reason = event.finish_reason
             case Started():
@@ -84,12 +87,23 @@ class ResponseWriter(StreamWriter):
 
     def _finish(self, first: bytes, last: Iterator[bytes]) -> None:
         """Push the last events, the very last of which is made in pieces."""
-        if len(self._items.content.blocks) > MAX_ITEMS_AT_ONCE:
-            self._sink.push(first)
-            self._push_slowly(last)
+        if len(self._items.content.blocks) > MAX_ITEMS_AT_ONCE or self._logprobs is not None:
+            self._push(first)
+            self._push_slowly(self._filled(last))
             self._sink.finish()
         else:
             self._end(first + b"".join(last))
+
+    def _push(self, data: bytes) -> None:
+        if self._logprobs is None:
+            self._sink.push(data)
+        elif self._logprobs.is_small(data):
+            self._sink.push(b"".join(self._logprobs.fill((data,))))
+        else:
+            self._push_slowly(self._logprobs.fill((data,)))
+
+    def _filled(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        return iter(pieces) if self._logprobs is None else self._logprobs.fill(pieces)
 
     def _closing(self, record: UsageRecord) -> tuple[bytes, Iterator[bytes]]:
         is_cut = self._finish_reason is FinishReason.LENGTH and not self._wanted.is_prewarm
@@ -106,7 +120,7 @@ class ResponseWriter(StreamWriter):
 
     def _failure(self, error: APIError) -> bytes:
         first, last = self._failing(error)
-        return first + b"".join(last)
+        return b"".join(self._filled((first, *last)))
 
     def _last(self, name: str, response: dict[str, Any], *, is_whole: bool) -> Iterator[bytes]:
         content = self._items.content

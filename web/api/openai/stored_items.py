@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import attrs
 import orjson
 
 from quipu.actors.response_store.stored import Page, StoredItem
@@ -17,10 +18,16 @@ from ...http.sse import json_for_line
 from ...http.turns import turn
 from ...request.errors import bad_value
 from ..pace import ITEMS_A_TURN, Pace
+from ..whole_response import joined
+from .responses_logprobs import Logprobs
 from .store_door import is_stored_id
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _BYTES_A_TURN = 1 << 16
+_NO_LOGPROBS = b'"logprobs":[]'
+"""In the data of a message of an output, and nowhere else: JSON escapes the quotes within texts."""
+MAX_LOGPROBS_BYTES = 8 << 20
+"""Of one response; of a response with more none are stored."""
 
 
 async def input_items(value: Any, request_id: str, pace: Pace, param: str = "input") -> Sequence[StoredItem]:
@@ -70,8 +77,8 @@ def _whole_part(part: Any) -> Any:
     return {"annotations": [], "logprobs": [], **part} if is_output else part
 
 
-async def output_items(items: Iterable[dict[str, Any]]) -> Sequence[StoredItem]:
-    """Return the items of a response, encoded in slices."""
+async def output_items(items: Iterable[dict[str, Any]], logprobs: Logprobs | None = None) -> Sequence[StoredItem]:
+    """Return the items of a response, encoded in slices, with the logprobs of their texts if there is room for all."""
     stored: list[StoredItem] = []
     num_bytes = 0
     async with turn():
@@ -82,7 +89,28 @@ async def output_items(items: Iterable[dict[str, Any]]) -> Sequence[StoredItem]:
                 num_bytes = 0
                 turn().release()
                 await turn().acquire()
+    return stored if logprobs is None else await _with_logprobs(stored, logprobs)
+
+
+async def _with_logprobs(items: Sequence[StoredItem], logprobs: Logprobs) -> Sequence[StoredItem]:
+    stored: list[StoredItem] = []
+    num_texts = num_bytes = 0
+    for item in items:
+        told = b""
+        if _NO_LOGPROBS in item.data:
+            told = await joined(logprobs.pieces(logprobs.scores.block(num_texts)), MAX_LOGPROBS_BYTES - num_bytes)
+            num_texts += 1
+            num_bytes += len(told)
+        if num_bytes > MAX_LOGPROBS_BYTES:
+            return items
+        stored.append(attrs.evolve(item, logprobs=told))
     return stored
+
+
+def whole_item(item: StoredItem) -> bytes:
+    """Return an item of an output as its client gets it."""
+    told = item.logprobs
+    return item.data.replace(_NO_LOGPROBS, _NO_LOGPROBS[:-2] + told, 1) if told else item.data
 
 
 def page_body(page: Page) -> bytes:

@@ -202,7 +202,7 @@ async def test_odd_ids(stored: Stored, name: str) -> None:
     ("query", "param"),
     [
         ("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("order=up", "order"),
-        ("after=nothing", "after"), ("after=%FF", "after"), ("include=message.output_text.logprobs", "include"),
+        ("after=nothing", "after"), ("after=%FF", "after"), ("include=", "include"),
     ],
 )  # fmt: skip
 async def test_bad_pages(stored: Stored, query: str, param: str) -> None:
