@@ -109,7 +109,7 @@ class Asked:
 
     def tell_forced(self, forced: Mapping[int, list[int]]) -> None:
         """Tell the sequence what has to follow it, and what follows so many of its drafts."""
-        runs = [[*self.drafts[:num], *token_ids] for num, token_ids in forced.items()]
+        runs = {num: [*self.drafts[:num], *token_ids] for num, token_ids in forced.items()}
         self.forced.tell(self.num_answers, self.num_tokens, runs)
 
     def from_process(self, process: GrammarFollower, *, with_drafts: bool) -> RowAsk:

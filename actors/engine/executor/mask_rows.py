@@ -124,8 +124,9 @@ class RowMasks:
             forced[0] = row.matcher.forced()
         if ask.drafts and not row.pending:
             ahead = row.matcher.copy()
+            run = forced.get(0, [])
             for num, (token_id, words_W) in enumerate(zip(ask.drafts, masks[1:], strict=True), 1):
-                self._arm()
+                self._arm()  # for each mask: one call of the library for all could only be limited as a whole
                 try:
                     ahead.consume([token_id])
                     ahead.fill(words_W)
@@ -133,7 +134,9 @@ class RowMasks:
                     words_W.fill(0)
                     break
                 self._limit_ends(words_W, ask)
-                forced[num] = ahead.forced()
+                if len(run) <= num or run[num - 1] != token_id:  # else it is part of what was forced before
+                    forced[num] = ahead.forced()
+                    run = [*ask.drafts[:num], *forced[num]]
         return FoundMasks(masks, {num: token_ids[:MAX_FORCED] for num, token_ids in forced.items() if token_ids})
 
     def mask(self, ask: RowAsk) -> Words:

@@ -13,7 +13,7 @@ preemption.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quipu.kernels.reasoning_budget import Finder
 
@@ -30,10 +30,11 @@ class ForcedTokens:
     """
 
     def __init__(self) -> None:
-        self._told: tuple[int, int, list[list[int]]] = (-1, 0, [])
+        self._told: tuple[int, int, Mapping[int, list[int]]] = (-1, 0, {})
 
-    def tell(self, num_answers: int, num_tokens: int, runs: list[list[int]]) -> None:
-        """Note that an answer goes on in one of these ways, or in another, after so many tokens."""
+    def tell(self, num_answers: int, num_tokens: int, runs: Mapping[int, list[int]]) -> None:
+        """Note how an answer goes on after so many tokens. `runs`: by a number of tokens that may come next, these and
+        the ones that they force."""
         self._told = num_answers, num_tokens, runs
 
     def after(self, num_answers: int, answer: Sequence[int]) -> list[int]:
@@ -42,7 +43,10 @@ class ForcedTokens:
         if told_answers != num_answers:
             return []
         since = list(answer[num_tokens:])
-        return max((run[len(since) :] for run in runs if run[: len(since)] == since), key=len, default=[])
+        num = len(since)
+        return max(
+            (run[num:] for first, run in runs.items() if first <= num and run[:num] == since), key=len, default=[]
+        )
 
 
 class SequenceGrammar:

@@ -186,6 +186,23 @@ def test_forced_tokens_are_told(masks: GrammarMasks) -> None:
     assert sequence.forced_next() == [], "another token than the ones that were told"
 
 
+def test_forced_tokens_after_many_drafts(masks: GrammarMasks) -> None:
+    """What has to follow each of many drafts is known as if it had been asked for alone, also where drafts leave what
+    was forced, and spell it in other tokens."""
+    grammar = OutputGrammar(grammar_text(schema(PERSON)))
+    for drafts in (ids('{"name":"ab","age":7,"tags":["b"]}'), [ids(char)[0] for char in '{"name":"ab","age":7,"ta']):
+        drafting = SequenceGrammar(grammar, [], ends_early=True)
+        masks.begin([drafting], [drafts])()
+        nums = []
+        for num, token_id in enumerate(drafts, 1):
+            drafting.add_output(token_id)
+            alone = SequenceGrammar(grammar, drafts[:num], ends_early=True)
+            mask_of(masks, alone)
+            assert drafting.forced_next() == alone.forced_next()
+            nums.append(len(drafting.forced_next()))
+        assert max(nums) > 1 and nums.count(0) > 1
+
+
 def test_nothing_is_forced_while_reasoning_may_open(masks: GrammarMasks) -> None:
     """Where the model may still decide to reason, or to begin with white space, it has a choice."""
     text = grammar_text(schema(PERSON))
