@@ -5,29 +5,29 @@ Its prompt was never looked up. Here its cached tokens are unknown, and it is in
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import structlog.testing
 import trio
 
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from quipu.kernels.fake import Dials
-from tests.runtimes import most_tokens, small_runtime
+from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
 
 PROMPT = prompt_of(40)
+RUNNING = prompt_of(40 * BLOCK, 1)
+"""A prompt that occupies the engine that computes it for ten steps."""
 
 
 @pytest.mark.parametrize("num_known", [0, 32])
 async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int) -> None:
     """Whether or not its prompt would have hit, it is `cancelled`, unknown and uncounted, in the record and
     in the log."""
-    async with small_runtime(max_num_seqs=1) as client:
+    async with small_runtime(max_num_seqs=1, max_num_batched_tokens=4 * BLOCK) as client:
         if num_known:
-            await client.ask(PROMPT)
+            await client.ask(PROMPT, max_tokens=1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(client.ask, prompt_of(10, 1), max_tokens=8 * most_tokens.get()))
+            nursery.start_soon(client.ask, RUNNING)
             await trio.sleep(0.005)
             before = samples(client)
             waiting = client.open(PROMPT)
@@ -49,7 +49,7 @@ async def test_left_in_the_queue(autojump_clock: trio.abc.Clock, num_known: int)
     assert waiting.mailbox.closed.record.cached_by_tier is None
     assert waiting.mailbox.closed.record.cache_write_tokens is None
     # only the request that ran was looked up
-    assert after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"] == 10
+    assert after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"] == len(RUNNING)
     assert after["request_cached_tokens_count"] - before["request_cached_tokens_count"] == 1
     assert after["request_cache_hit_ratio_count"] == after["request_cached_tokens_count"]
 

@@ -18,11 +18,12 @@ PROMPT = prompt_of(3 * BLOCK + 2)
 
 
 def forget_blocks(client: Client, num_blocks: int) -> None:
-    """Make the executor forget the last blocks, as if it had never run the passes that wrote them."""
-    tags = client.engine.executor.tags._tags
-    full = [block for block, tag in enumerate(tags) if tag is not None and tag.num_filled == BLOCK]
-    for block in full[-num_blocks:]:
-        tags[block] = None
+    """Make each executor forget the last blocks, as if it had never run the passes that wrote them."""
+    for engine in client.engines:
+        tags = engine.executor.tags._tags
+        full = [block for block, tag in enumerate(tags) if tag is not None and tag.num_filled == BLOCK]
+        for block in full[-num_blocks:]:
+            tags[block] = None
 
 
 @pytest.mark.parametrize("num_forgotten", [1, 3])

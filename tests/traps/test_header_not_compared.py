@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import trio
 
+from quipu.actors.engine.mover.host_store import HostStore
 from tests.runtimes import BLOCK, BLOCK_BYTES, assert_served, small_runtime
-from tests.traps.lower_tier import TIER, host_store_of, push_out
+from tests.traps.lower_tier import TIER, host_stores_of, push_out
 from tests.traps.wire import prompt_of, samples, settle
 
 PROMPT = [*prompt_of(10 * BLOCK, seed=1), 300]
+
+
+def turn_around(store: HostStore) -> None:
+    """Put each block into the slot of another one."""
+    size, slots = BLOCK_BYTES, [slot for slot, header in enumerate(store.headers) if header is not None]
+    blocks = {slot: (bytes(store.bytes[slot * size : (slot + 1) * size]), store.headers[slot]) for slot in slots}
+    for slot, other in zip(slots, [*slots[1:], slots[0]], strict=True):
+        store.bytes[slot * size : (slot + 1) * size], store.headers[slot] = blocks[other]
 
 
 async def test_blocks_in_the_wrong_slots(autojump_clock: trio.abc.Clock) -> None:
@@ -20,11 +29,8 @@ async def test_blocks_in_the_wrong_slots(autojump_clock: trio.abc.Clock) -> None
     async with small_runtime(**TIER) as client:
         await client.ask(PROMPT)
         await push_out(client)
-        store = host_store_of(client)
-        size, slots = BLOCK_BYTES, [slot for slot, header in enumerate(store.headers) if header is not None]
-        blocks = {slot: (bytes(store.bytes[slot * size : (slot + 1) * size]), store.headers[slot]) for slot in slots}
-        for slot, other in zip(slots, [*slots[1:], slots[0]], strict=True):
-            store.bytes[slot * size : (slot + 1) * size], store.headers[slot] = blocks[other]
+        for store in host_stores_of(client):
+            turn_around(store)
         again = await client.ask(PROMPT)
         await settle(client)
         after = samples(client)

@@ -10,7 +10,7 @@ import trio
 
 from tests.fake_oracle import continuation
 from tests.runtimes import Answer, full_blocks, most_tokens, small_runtime, text_of
-from tests.traps.wire import prompt_of, settle
+from tests.traps.wire import prompt_of, samples, settle
 
 
 async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> None:
@@ -25,10 +25,12 @@ async def test_reset_while_blocks_are_held(autojump_clock: trio.abc.Clock) -> No
 
         await client.ask(prompt, max_tokens=1)
         async with trio.open_nursery() as nursery:
-            for _ in range(4):
+            for _ in range(2):  # two run, and the others wait on the same engine
                 nursery.start_soon(ask)
-            await trio.sleep(0.1)
-            assert len(client.engine.block_manager.allocations) == 2
+                nursery.start_soon(ask)
+                await trio.sleep(0.05)
+            assert sum(len(engine.block_manager.allocations) for engine in client.engines) == 2
+            assert samples(client)["num_requests_waiting"] == 2
             client.runtime.desk.reset_prefix_cache()
             await trio.sleep(0.03)
             fresh = await client.ask([*prompt[:-1], 7], max_tokens=1)

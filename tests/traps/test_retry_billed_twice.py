@@ -16,7 +16,7 @@ import trio
 from quipu.actors.ledger.reconciling import parse_metrics, reconcile
 from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from quipu.kernels.fake import Dials
-from tests.runtimes import kill_engine
+from tests.runtimes import Client, kill_engine
 from tests.traps.bills import KEY, Bill, BilledRuntime, bill_of, open_billed_runtime, records_of
 from tests.traps.wire import settle
 
@@ -27,11 +27,17 @@ async def fail_in_midstream(billed: BilledRuntime, fault: Fault, headers: dict[s
     """Have the server fail a stream while its client reads it."""
     async with billed.streaming(headers) as exchange:
         if fault is Fault.ENGINE_DIED:
-            kill_engine(billed.client)
+            kill_serving_engine(billed.client)
         else:
             billed.client.dials.fail_steps = 2
         await exchange.read()
     await recover(billed)
+
+
+def kill_serving_engine(client: Client) -> None:
+    """Kill the engine that has the only sequence."""
+    (index,) = [index for index, engine in enumerate(client.engines) if engine.batcher.sequences]
+    kill_engine(client, index)
 
 
 async def recover(billed: BilledRuntime) -> None:
@@ -43,10 +49,19 @@ async def recover(billed: BilledRuntime) -> None:
     await settle(billed.client)
 
 
-@pytest.mark.parametrize("fault", [Fault.ENGINE_DIED, Fault.STEP_FAILED])
 @pytest.mark.parametrize("headers", [KEY, NO_KEY], ids=["key", "no key"])
-async def test_retry_after_a_server_failure(tmp_path: Path, fault: Fault, headers: dict[str, str]) -> None:
+async def test_retry_after_a_failed_step(tmp_path: Path, headers: dict[str, str]) -> None:
     """The bill has two requests, and the tokens of the one that was served."""
+    await fail_and_serve(tmp_path, Fault.STEP_FAILED, headers)
+
+
+@pytest.mark.parametrize("headers", [KEY, NO_KEY], ids=["key", "no key"])
+async def test_retry_after_an_engine_death(tmp_path: Path, headers: dict[str, str]) -> None:
+    """Likewise."""
+    await fail_and_serve(tmp_path, Fault.ENGINE_DIED, headers)
+
+
+async def fail_and_serve(tmp_path: Path, fault: Fault, headers: dict[str, str]) -> None:
     async with open_billed_runtime(tmp_path) as billed:
         await fail_in_midstream(billed, fault, headers)
         assert await billed.send(headers, max_tokens=300, stream=True) == 200
@@ -92,7 +107,7 @@ async def test_retry_after_a_crash(tmp_path: Path) -> None:
 async def test_ledger_keeps_the_true_numbers(tmp_path: Path) -> None:
     """Counters and `quipu ledger reconcile` ignore faults: both include the work that was computed."""
     async with open_billed_runtime(tmp_path) as billed:
-        await fail_in_midstream(billed, Fault.ENGINE_DIED, KEY)
+        await fail_in_midstream(billed, Fault.STEP_FAILED, KEY)
         live = parse_metrics(billed.client.runtime.metrics.render().decode())
         (account,) = reconcile(data_dir=tmp_path, live=live)
         assert account.agrees
@@ -108,7 +123,7 @@ async def test_billed_if_not_the_servers_fault(tmp_path: Path) -> None:
     async with open_billed_runtime(tmp_path, Dials(step_seconds=0.02)) as billed:
         await billed.send_and_leave()
         async with billed.streaming() as exchange:
-            kill_engine(billed.client)
+            kill_serving_engine(billed.client)
             exchange.leave()
         await recover(billed)
         async with billed.streaming() as exchange:

@@ -22,10 +22,10 @@ async def test_equal_prompts_at_once(autojump_clock: trio.abc.Clock, sharing: bo
     """Three prompts in one step compute all they need; with sharing, two wait for a step and read the first one's
     blocks. Either way the write belongs to one request and is counted once, texts are right, and no account is
     disputed."""
-    async with small_runtime(share_pending_prefixes=sharing) as client:
+    async with small_runtime(share_pending_prefixes=sharing, max_num_batched_tokens=256) as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.ask, prompt_of(5, 1))  # busy engine: the three are planned together
-            await trio.sleep(0.015)
+            nursery.start_soon(client.ask, prompt_of(3 * 256 + 20, 1))  # as many tokens as in three steps, and some
+            await trio.sleep(0.015)  # the three are planned together, with the last ones of that prompt
             answer = await client.ask(PROMPT, PROMPT, PROMPT)
         again = await client.ask(PROMPT)
         await settle(client)

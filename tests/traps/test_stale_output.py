@@ -11,10 +11,11 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from quipu.actors.engine.engine import Engine
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepResult
 from tests.fake_oracle import continuation
-from tests.runtimes import Client, small_runtime, text_of
+from tests.runtimes import BLOCK, small_runtime, text_of
 from tests.traps.wire import TIGHT, prompt_of, run_preempted_requests, samples, settle
 
 
@@ -39,20 +40,21 @@ async def test_steps_in_flight_at_a_preemption(
 
 async def test_repeated_result(autojump_clock: trio.abc.Clock) -> None:
     """A repeated result books nothing and passes nothing on."""
-    prompt = prompt_of(50)
+    prompt = prompt_of(3 * BLOCK)  # whole blocks: of others, the end is computed on both engines of a pair
     async with small_runtime() as client:
-        repeat_results(client)
+        for engine in client.engines:
+            repeat_results(engine)
         answer = await client.ask(prompt)
         await trio.sleep(1)
         await settle(client)
     assert answer.texts[0] == text_of(continuation(prompt, 8))
-    assert (answer.record.completion_tokens, answer.record.computed_tokens) == (8, 50)
+    assert (answer.record.completion_tokens, answer.record.computed_tokens) == (8, 3 * BLOCK)
     assert answer.record.recomputed_tokens == 0
     assert not answer.record.disputed
 
 
-def repeat_results(client: Client) -> None:
-    inbox, executor = client.engine.inbox, client.engine.executor
+def repeat_results(engine: Engine) -> None:
+    inbox, executor = engine.inbox, engine.executor
     run: Callable[[StepPlan], StepResult] = executor.run
 
     def run_twice(plan: StepPlan) -> StepResult:

@@ -14,7 +14,7 @@ import trio
 
 from tests.fake_oracle import continuation
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
-from tests.traps.lower_tier import ASKED, TIER, flip_bits, host_store_of, push_out, tiers_of
+from tests.traps.lower_tier import ASKED, TIER, flip_bits, host_stores_of, push_out, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 
 PROMPT = [*prompt_of(10 * BLOCK, seed=1), 300]
@@ -59,9 +59,9 @@ async def test_header_of_another_block(changed: str, autojump_clock: trio.abc.Cl
     async with small_runtime(**TIER) as client:
         await client.ask(PROMPT)
         await push_out(client)
-        store = host_store_of(client)
         other = {"numerics": "other", "num_tokens": BLOCK - 1, "key": bytes(32)}[changed]
-        store.headers[:] = [header and attrs.evolve(header, **{changed: other}) for header in store.headers]
+        for store in host_stores_of(client):
+            store.headers[:] = [header and attrs.evolve(header, **{changed: other}) for header in store.headers]
         usage, said = await ask(client, is_streamed=False)
         await settle(client)
         after = samples(client)

@@ -15,7 +15,7 @@ import trio.testing
 from quipu.actors.messages.handler import Closed
 from quipu.web.app import make_app
 from tests.faults.tiered_runtime import LONG, kept_in, stored
-from tests.runtimes import BLOCK, full_blocks, small_runtime
+from tests.runtimes import BLOCK, engines_apart, full_blocks, small_runtime
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.lower_tier import ASKED, TIER, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
@@ -50,17 +50,20 @@ async def test_prompts_in_both_tiers(num_choices: int, autojump_clock: trio.abc.
 
     However many choices there are, each prompt's tokens count once, where the first choice found them.
     """
-    on_host, on_device = [*prompt_of(8 * BLOCK, 1), 300], [*prompt_of(5 * BLOCK, 2), 300]
+    on_host = [*prompt_of(8 * BLOCK, 1), 300]
     wanted = tiers_of(host=8 * BLOCK, device=2 * 5 * BLOCK)
     every_chunk = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     found = []
+    both_sides = 1 + engines_apart.get()
+    """Tokens of an answer after which the prompt is on each engine of a pair."""
     async with small_runtime(**(TIER | {"num_blocks": 64})) as client:
         http = over_http(client)
         for index, options in enumerate(({}, STREAMED, every_chunk)):
             await client.ask(on_host)
             for other in range(3):
-                await client.ask(prompt_of(27 * BLOCK, seed=50 + 10 * index + other), max_tokens=1)
+                await client.ask(prompt_of(27 * BLOCK, seed=50 + 10 * index + other), max_tokens=both_sides)
                 await trio.testing.wait_all_tasks_blocked()
+            on_device = [*prompt_of(5 * BLOCK, 2 + index), 300]
             await client.ask(on_device)
             before = samples(client)
             in_part = [*on_device[: 5 * BLOCK], *prompt_of(4 * BLOCK, 200 + index)]
@@ -96,7 +99,8 @@ async def test_prompts_beside_each_other(tier: str, tmp_path: Path, autojump_clo
         partly = [*LONG[: 4 * BLOCK], *prompt_of(2 * BLOCK, 3 + index)]
         async with small_runtime(**settings) as client:
             http = over_http(client)
-            await client.ask(on_device, max_tokens=1)
+            # an object store has it for both engines of a pair, of which the one that continues prompts then serves all
+            await client.ask(on_device, max_tokens=8 if tier == "remote" else 1)
             before = samples(client)
             request = body([LONG, on_device, partly], **ASKED, **options)
             if options:
