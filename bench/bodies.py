@@ -27,6 +27,7 @@ from bench.body_parts import (
     DETOKENIZE,
     EMBEDDINGS,
     FUNCTION,
+    GENERATE,
     ID,
     INPUT_TOKENS,
     JUNK,
@@ -292,6 +293,26 @@ _ADAPTER_PATH = mostly(
     st.sampled_from(["", ".", "..", "/etc", "nowhere", "empty", "first/adapter_config.json", "\0", "x/" * 3000]),
 )
 
+_GENERATE_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "include_stop_str_in_output": "no_stop_trim",
+}
+_NOT_OF_GENERATE = frozenset({"allowed_token_ids", "bad_words", "response_format"})
+SAMPLING_PARAMS = st.fixed_dictionaries(
+    {"max_new_tokens": MAX_TOKENS},
+    optional={
+        **{
+            _GENERATE_NAMES.get(name, name): values
+            for name, values in {**SAMPLING, **CHOICES}.items()
+            if name not in _NOT_OF_GENERATE
+        },
+        "stop_regex": mostly(st.just(""), JUNK),
+        "json_schema": SCHEMA,
+        "max_tokens": JUNK,
+    },
+)
 _POOLED = {**ADMISSION, **FOREIGN, **AFFINITY, "return_cached_tokens_details": st.booleans()}
 REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
@@ -306,6 +327,7 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     CONVERSATIONS: {"items": mostly(st.lists(ITEM, max_size=5), JUNK)},
     TOKENIZE: {"prompt": mostly(TEXT, st.none()), "messages": mostly(st.none(), CHAT_TURNS)},
     DETOKENIZE: {"tokens": TOKENS},
+    GENERATE: {"text": TEXT | st.lists(TEXT, min_size=1, max_size=3)},
     EMBEDDINGS: {
         "input": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
     },
@@ -393,6 +415,17 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "continue_final_message": st.booleans(),
     },
     DETOKENIZE: {"skip_special_tokens": JUNK},
+    GENERATE: {
+        **ADMISSION,
+        "sampling_params": mostly(SAMPLING_PARAMS, JUNK),
+        "return_logprob": st.booleans(),
+        "logprob_start_len": st.integers(-2, 9),
+        "top_logprobs_num": mostly(st.integers(0, 20), st.sampled_from([-1, 21])),
+        "return_text_in_logprobs": st.booleans(),
+        "return_prompt_token_ids": st.booleans(),
+        "stream": st.booleans(),
+        "rid": JUNK,
+    },
     EMBEDDINGS: {
         **_POOLED,
         "dimensions": mostly(st.integers(1, 16), st.integers(-1, 20)),
@@ -430,6 +463,9 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     names = draw(st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True))
     for name, value in {**REQUIRED[endpoint], **{name: optional[name] for name in names}}.items():
         body[name] = draw(mostly(value, JUNK))
+    if endpoint == GENERATE and draw(st.booleans()):
+        del body["text"]
+        body["input_ids"] = draw(mostly(TOKENS | st.lists(TOKENS, min_size=1, max_size=3), JUNK))
     if endpoint in GRAMMARS and draw(st.integers(0, 3)) == 0:
         name = draw(st.sampled_from(sorted(GRAMMARS[endpoint])))
         body[name] = draw(mostly(GRAMMARS[endpoint][name], JUNK))
@@ -456,6 +492,7 @@ ENDPOINTS = (
     TOKENIZE,
     DETOKENIZE,
     RENDER,
+    GENERATE,
 )
 POOLED = (EMBEDDINGS, SCORE, RERANK)
 """Those of servers that were started to embed."""

@@ -18,6 +18,7 @@ CONVERSATIONS = "/v1/conversations"
 INPUT_TOKENS = "/v1/responses/input_tokens"
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/v1/chat/completions/render"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+GENERATE = "/generate"
 EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 MODEL = "demo"
 MAX_NESTED = 1000

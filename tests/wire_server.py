@@ -35,6 +35,7 @@ TOKENIZED: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [67]},
     "/v1/chat/completions/render": CHAT,
 }
+GENERATED = {"text": "A cord.", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True, "top_logprobs_num": 1}
 SCORED = {
     "/v1/completions": {"logprobs": 1, "prompt_logprobs": 1},
     "/v1/chat/completions": {"logprobs": True, "top_logprobs": 1, "return_cached_tokens_details": True},
@@ -130,6 +131,12 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
         response = server.post(path, body)
         assert response.status_code == 200, response.text
         yield path, response.headers, response.json()
+    response = server.post("/generate", {**GENERATED, "logprob_start_len": 0})
+    assert response.status_code == 200, response.text
+    yield "/generate", response.headers, response.json()
+    response = server.post("/generate", {**GENERATED, "stream": True})
+    for event in [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]:
+        yield "/generate streamed", response.headers, event
     response = server.post("/v1/responses/input_tokens", {"model": "demo", "input": "Hi."})
     yield "/v1/responses/input_tokens", response.headers, response.json()
     for url in ("/v1/messages", "/v1/completions"):

@@ -45,6 +45,7 @@ from .api.openai.stored_chats import install_stored_chats
 from .api.openai.stored_response_routes import install_stored_responses
 from .api.openai.tokenize import install_tokenize
 from .api.openapi.document_route import install_document
+from .api.sglang.generate_routes import install_generate
 from .auth.auth import install_auth
 from .auth.browsers import install_browser_rules
 from .auth.keys import KeyStore
@@ -118,6 +119,7 @@ def make_app(
     install_responses_api(app, desk, options, door)
     install_stored_chats(app, door)
     install_tokenize(app, desk, options)
+    install_generate(app, desk, options)
     install_pooled(app, desk, options)
     install_anthropic(app, desk, options)
     if batches is not None:

@@ -31,7 +31,7 @@ from .entry_store import MAX_CRASHES, EntryStore, RequestEntries
 from .explaining import explain_request
 from .journal import Journal
 from .metrics import Metrics
-from .prompt_account import UNATTRIBUTED, PromptAccount
+from .prompt_account import UNATTRIBUTED, PromptAccount, told_by_prompt
 from .watched_prompts import warn_of_no_hits, watch_prompt, watch_upstream_prompt
 
 NO_ROOM = "The usage ledger has no room for another record."
@@ -170,7 +170,7 @@ class SideEffects:
         )
         if numbers != request.applied.told:
             request.applied.told = numbers
-            request.opened.outlet.put(Started(*numbers[:6]))
+            request.opened.outlet.put(Started(*numbers[:6], told_by_prompt(account.prompts)))
 
     def _stop_failed(self, request: RequestEntries) -> None:
         """Stop all sequences of a failed request: one failed sequence fails the request."""

@@ -11,10 +11,13 @@ change; nothing is clamped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from ..messages.block_manager import CacheMiss
-from ..messages.counts import UNKNOWN, Count, Estimate, Known
+from ..messages.counts import UNKNOWN, Count, Estimate, Known, billable
+from ..messages.handler import PromptNumbers
 from ..messages.prompts import Breakpoint, CacheTtl
 from ..messages.tiers import CACHE_TIERS, Tier
 from .account_entries import Admission
@@ -139,3 +142,14 @@ class PromptAccount:
             for tier, num_tokens in self.by_tier.items()
             if num_tokens < 0
         ]
+
+
+def told_by_prompt(prompts: Mapping[int, PromptAccount]) -> dict[int, PromptNumbers]:
+    """Return what the client is told about each prompt that was admitted, if it sent several."""
+    if len(prompts) == 1:
+        return {}
+    return {
+        index: PromptNumbers(prompt.num_prompt_tokens, billable(prompt.cached))
+        for index, prompt in prompts.items()
+        if prompt.is_admitted
+    }

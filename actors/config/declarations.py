@@ -140,6 +140,8 @@ MESSAGES = "/v1/messages"
 OPENAI = (COMPLETIONS, CHAT, RESPONSES)
 EVERY_API = (*OPENAI, MESSAGES)
 """The endpoints that generate."""
+GENERATE = "/generate"
+"""SGLang's, whose bodies are read as completions."""
 EMBEDDINGS = "/v1/embeddings"
 SCORES = ("/v1/score", "/score")
 RERANKS = ("/v1/rerank", "/rerank", "/v2/rerank")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -75,6 +75,15 @@ class PromptOutlet(Protocol):
 
 
 @attrs.frozen
+class PromptNumbers:
+    """What a client is told about one of several prompts."""
+
+    num_tokens: int
+    num_cached: int | None
+    """As counted by the engine."""
+
+
+@attrs.frozen
 class Started:
     """The numbers of the prompts admitted so far. Sent whenever they change."""
 
@@ -88,6 +97,8 @@ class Started:
     created_1h_tokens: int = 0
     cached_tokens_estimate: int | None = None
     """What a router expected, where the engine does not count."""
+    by_prompt: Mapping[int, PromptNumbers] = attrs.field(factory=dict)
+    """The prompts admitted so far. Empty if the request has one prompt, whose numbers are the sums."""
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):

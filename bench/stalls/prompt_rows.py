@@ -1,12 +1,21 @@
-"""Rows that have the server show the tokens of large prompts, or the text of many tokens."""
+"""Rows that have the server show the tokens of large prompts, or the text of many tokens, or generate in the shapes of
+other servers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from bench.stalls.row_parts import MEBIBYTE, Row, chat, one, said, text_of
 
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/v1/chat/completions/render"
+
+GENERATE = "/generate"
+
+
+def _generated(prompt: dict[str, Any], num_tokens: int = 1, **fields: Any) -> dict[str, Any]:
+    return prompt | {"sampling_params": {"max_new_tokens": num_tokens, "n": fields.pop("n", 1)}} | fields
+
 
 PROMPT_ROWS: Sequence[Row] = (
     Row("tokens of 4 MB", one(TOKENIZE, lambda: {"prompt": text_of(4 * MEBIBYTE)}, 4), concurrency=4),
@@ -23,4 +32,24 @@ PROMPT_ROWS: Sequence[Row] = (
         concurrency=4,
     ),
     Row("text of a million tokens", one(DETOKENIZE, lambda: {"tokens": [67] * 1_000_000}, 4), concurrency=4),
+    Row("generate from a million ids", one(GENERATE, lambda: _generated({"input_ids": [7] * 1_000_000}))),
+    Row("generate from 512 texts", one(GENERATE, lambda: _generated({"text": [text_of(4000)] * 512}))),
+    Row(
+        "generate, many sampling fields",
+        one(GENERATE, lambda: {"text": "Hi.", "sampling_params": {f"x{at}": at for at in range(400_000)}}),
+    ),
+    Row(
+        "generate 300 tokens in 16 streams that repeat",
+        one(GENERATE, lambda: _generated({"text": "Hi."}, 300, n=16, stream=True, return_logprob=True), 4),
+        concurrency=4,
+    ),
+    Row(
+        "generate with prompt logprobs",
+        one(
+            GENERATE,
+            lambda: _generated(
+                {"input_ids": [7] * 8_000}, return_logprob=True, logprob_start_len=0, top_logprobs_num=20
+            ),
+        ),
+    ),
 )

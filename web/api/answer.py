@@ -37,6 +37,7 @@ from ..request.request_context import RequestContext, current_request_context
 from ..request.tally import Tally
 from ..telemetry.tracing import TracedRequest
 from .bodies import BodyShare, take_body
+from .body_field import Shape
 from .body_table import SHAPES
 from .fields import parse_object
 from .generation import GenerationRequest, check_priority, check_task, visible_to
@@ -53,6 +54,8 @@ class Reply(ABC):
 
     heartbeat: bytes = sse.PING
     """Sent by an idle stream from time to time."""
+    declared: Shape | None = None
+    """Its body, if that is not in `body_table.py`."""
     keeps_texts: bool = False
     """Whether it holds texts of the body, whose memory is counted until it is over."""
 
@@ -184,7 +187,7 @@ async def read_reply(
     check_task(endpoint, info)
     reply = await read(ParsedRequest(body, context.request_id, info, options, grow))
     reply.wanted = with_adapter(reply.wanted, info)
-    reply.ignored = await ignored_fields(body, SHAPES[endpoint], reply.wanted.unused_fields)
+    reply.ignored = await ignored_fields(body, reply.declared or SHAPES[endpoint], reply.wanted.unused_fields)
     context.ignored_fields = reply.ignored.header
     if context.line is not None:
         if reply.wanted.delivery.stream:

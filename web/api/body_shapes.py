@@ -32,13 +32,13 @@ STOP_STRINGS: Schema = {
 }
 _STOP_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 STOP: Schema = {"anyOf": [_STOP_STRING, STOP_STRINGS]}
-_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT: Schema = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1},
+        IDS,
+        {"type": "array", "items": IDS, "minItems": 1},
     ]
 }
 TEMPLATE_KWARGS: Schema = {

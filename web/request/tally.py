@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
-from quipu.actors.messages.handler import Delta, Started
+from quipu.actors.messages.handler import Delta, PromptNumbers, Started
 
 
 @attrs.define
@@ -25,6 +27,7 @@ class Tally:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     """Known from the record only."""
+    by_prompt: Mapping[int, PromptNumbers] = attrs.field(factory=dict)
 
     def start(self, event: Started) -> None:
         """Replace the sums over prompts by those of `event`."""
@@ -34,6 +37,13 @@ class Tally:
         self.cache_write_tokens = event.cache_write_tokens
         self.created_5m_tokens = event.created_5m_tokens
         self.created_1h_tokens = event.created_1h_tokens
+        self.by_prompt = event.by_prompt
+
+    def of_prompt(self, index: int) -> PromptNumbers | None:
+        """Return the numbers of one prompt; None before it is admitted."""
+        if self.by_prompt or self.prompt_tokens is None:
+            return self.by_prompt.get(index)
+        return PromptNumbers(self.prompt_tokens, self.cached_tokens)
 
     def add(self, delta: Delta) -> None:
         self.completion_tokens += delta.num_tokens

@@ -76,7 +76,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken], wanted: WantedScores) -> 
     num_top, name = wanted.output or 0, _naming(wanted)
     return {
         "text_offset": [token.offset for token in tokens],
-        "token_logprobs": [_number(token.logprob) for token in tokens],
+        "token_logprobs": [finite(token.logprob) for token in tokens],
         "tokens": [name(token) for token in tokens],
         "top_logprobs": [_by_name(token, num_top, name) for token in tokens],
     }
@@ -89,7 +89,11 @@ def completion_logprobs_pieces(parts: Iterable[TokenScores], wanted: WantedScore
     yield b'{"text_offset":'
     yield from array_pieces(parts, 0, lambda token: token.offset)
     yield b',"token_logprobs":'
+<<<<<<< HEAD
     yield from array_pieces(parts, 0, lambda token: _number(token.logprob))
+=======
+    yield from _array(parts, 0, lambda token: finite(token.logprob))
+>>>>>>> 262c07b3 (Serve SGLang's /generate: tokens in, tokens out)
     yield b',"tokens":'
     yield from array_pieces(parts, 0, name)
     yield b',"top_logprobs":'
@@ -130,8 +134,8 @@ def _by_name(token: ScoredToken, num_top: int, name: Naming) -> dict[str, float 
         return None
     by_name: dict[str, float | None] = {}
     for other in token.top[:num_top]:
-        by_name.setdefault(name(other), _number(other.logprob))
-    by_name[name(token)] = _number(token.logprob)
+        by_name.setdefault(name(other), finite(other.logprob))
+    by_name[name(token)] = finite(token.logprob)
     return by_name
 
 
@@ -155,7 +159,7 @@ def chat_entry(token: ScoredToken, num_top: int, name: Naming = _text) -> dict[s
 
 
 def _chat_token(token: ScoredToken | LikelyToken, name: Naming) -> dict[str, Any]:
-    return {"token": name(token), "logprob": _number(token.logprob), "bytes": list(token.utf8)}
+    return {"token": name(token), "logprob": finite(token.logprob), "bytes": list(token.utf8)}
 
 
 def prompt_logprobs_pieces(scores: TokenScores | None, num_top: int) -> Iterator[bytes]:
@@ -173,10 +177,11 @@ def _by_id(token: ScoredToken, num_top: int) -> dict[str, Any] | None:
         return None
     told: tuple[ScoredToken | LikelyToken, ...] = (token, *token.top[:num_top])
     return {
-        str(other.token_id): {"logprob": _number(other.logprob), "rank": other.rank, "decoded_token": other.text}
+        str(other.token_id): {"logprob": finite(other.logprob), "rank": other.rank, "decoded_token": other.text}
         for other in told
     }
 
 
-def _number(logprob: float | None) -> float | None:
+def finite(logprob: float | None) -> float | None:
+    """Return a logprob as JSON can have it."""
     return None if logprob is None else max(logprob, _LEAST)

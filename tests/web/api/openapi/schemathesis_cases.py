@@ -31,7 +31,7 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from quipu.actors.config.declarations import RESPONSES
+from quipu.actors.config.declarations import GENERATE, RESPONSES
 from quipu.actors.response_store.response_store import StoreConfig, open_store
 from quipu.kernels.fake import Dials
 from quipu.web.api.openapi.document import make_document
@@ -47,6 +47,7 @@ MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 IN_TIME_S = 60.0
 MOST_TOKENS = 8
 VOCABULARY = 4096
+GENERATE_LIMITS = ("max_new_tokens", "min_new_tokens")
 HEAVY = 12
 """How many times more cases a route has that generates, compared with one that only shows something."""
 NOT_RUN = "batches"
@@ -59,9 +60,12 @@ def tame(body: dict[str, Any]) -> None:
     """Name a model that is served, and ask for few tokens: otherwise nearly every answer would be a 404 or a 400."""
     if isinstance(body.get("model"), str):
         body["model"] = "demo"
-    if "prompt" in body:
-        body["prompt"] = tamed(body["prompt"])
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
+    for name in ("prompt", "input_ids"):
+        if name in body:
+            body[name] = tamed(body[name])
+    if isinstance(body.get("sampling_params"), dict):
+        tame(body["sampling_params"])
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", *GENERATE_LIMITS):
         if isinstance(body.get(name), int) and body[name] > MOST_TOKENS:
             body[name] = MOST_TOKENS
 
@@ -101,6 +105,8 @@ class Sender:
         if isinstance(case.body, dict):
             if case.path.startswith(RESPONSES):
                 case.body.setdefault("input", "x")  # which only stored conversations can do without
+            if case.path == GENERATE and not case.body.get("input_ids"):
+                case.body["text"] = case.body.get("text") or "x"
             tame(case.body)
             if isinstance(case.body.get("body"), dict):
                 tame(case.body["body"])
