@@ -12,7 +12,6 @@ from tests.runtimes import Client
 def check_books(client: Client, records: Sequence[UsageRecord]) -> None:
     """Check that nothing is disputed, and that the counters of each engine are sums over these records."""
     metrics, engines = client.runtime.metrics, [engine.engine_id for engine in client.runtime.desk.pool]
-    is_pair = len(engines) == 2
     assert client.runtime.entry_store.num_open_accounts == 0
     assert not any(record.disputed for record in records)
     for engine in (None, *engines):
@@ -24,20 +23,13 @@ def check_books(client: Client, records: Sequence[UsageRecord]) -> None:
         assert metrics.cached_tokens.value(engine, "unattributed") == 0
         assert metrics.generation_tokens.value(engine) == sum(record.completion_tokens for record in own)
         assert metrics.recomputed_tokens.value(engine) == sum(record.recomputed_tokens for record in own)
-        if is_pair:
-            received = [record.moved_tokens for record in records if _receiver(record) == engine]
-            assert metrics.moved_tokens.value(engine) == sum(received)
+        if engine is not None:
+            received = sum(record.moved_by_engine.get(engine, 0) for record in records)
+            assert metrics.moved_tokens.value(engine) == received
     moved = sum(metrics.moved_tokens.value(engine) for engine in engines)
     assert moved == sum(record.moved_tokens for record in records)
     for record in records:
         check_coverage(record)
-
-
-def _receiver(record: UsageRecord) -> int | None:
-    """Return which of two engines got what was moved: the one that continued the request, or its first."""
-    if not record.moved_tokens:
-        return None
-    return record.engine if record.decode_engine is None else record.decode_engine
 
 
 def check_coverage(record: UsageRecord) -> None:

@@ -284,6 +284,7 @@ class Account:
             "restored_tokens": sum(sequence.restored_first for sequence in sequences),
             "recomputed_tokens": sum(sequence.recomputed for sequence in sequences),
             "moved_tokens": self.moved.total(),
+            "moved_by_engine": {i: num_tokens for i, num_tokens in self.moved.items() if i is not None},
             "draft_tokens": sum(sequence.drafted.num_tokens for sequence in sequences),
             "accepted_draft_tokens": sum(sequence.drafted.num_accepted for sequence in sequences),
             "accepted_prediction_tokens": sum(sequence.drafted.num_predicted_accepted for sequence in sequences),

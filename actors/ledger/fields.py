@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, Literal
 
@@ -31,6 +32,8 @@ MAX_SAID_CHARS: Final = 1024
 """Of the usage that an upstream reports; of a longer one nothing is kept."""
 MAX_MISSES: Final = 32
 """Of a list of prompts, only the first ones have their cache miss recorded."""
+MAX_MOVED_TO: Final = 16
+"""Of a request that went to more engines, only the first ones are recorded. The sum is complete."""
 TIERS: Final = ("device", "host", "disk", "remote", "unattributed")
 
 
@@ -72,6 +75,7 @@ class FlatRecord(msgspec.Struct, kw_only=True):
     restored_tokens: int
     recomputed_tokens: int
     moved_tokens: int
+    moved_by_engine: str
     draft_tokens: int
     accepted_draft_tokens: int
     accepted_prediction_tokens: int
@@ -102,10 +106,12 @@ _RENAMED: Final = {
     "engine_deaths": "num_engine_deaths",
     "router_estimate_tokens": "router_estimate",
 }
+_CONVERTED: Final = ("cache_misses", "moved_by_engine")
 _ATTRIBUTES: Final = {
     name: attribute
     for name in FIELD_NAMES
-    if hasattr(attrs.fields(UsageRecord), attribute := _RENAMED.get(name, name)) and name != "cache_misses"
+    if hasattr(attrs.fields(UsageRecord), attribute := _RENAMED.get(name, name))
+    and name not in ("cache_misses", "moved_by_engine")
 }
 """Names in the record of the fields that it has with the same value."""
 _ENUMS: Final = (Outcome, FinishReason, Fault, SequenceKind)
@@ -124,6 +130,7 @@ def flatten(record: UsageRecord) -> dict[str, Value]:
         "miss_reason": misses[0].reason.value if misses else None,
         "miss_token": misses[0].token if misses else None,
         "cache_misses": " ".join(f"{miss.reason.value}@{miss.token}" for miss in misses[:MAX_MISSES]),
+        "moved_by_engine": " ".join(f"{i}:{num}" for i, num in islice(record.moved_by_engine.items(), MAX_MOVED_TO)),
         "completion_kind": "known" if record.knows_completion else "unknown",
         "upstream_usage": said if said is not None and len(said) <= MAX_SAID_CHARS and said.isascii() else None,
     }
@@ -149,6 +156,7 @@ def restore(values: Mapping[str, object]) -> UsageRecord:
         cached_by_tier=None if flat.cached_device_tokens is None else by_tier,
         cache_write=_count(flat.cache_write_tokens, flat.cache_write_kind),
         cache_misses=tuple(_miss(word) for word in flat.cache_misses.split()),
+        moved_by_engine=dict(_moved(word) for word in flat.moved_by_engine.split()),
         knows_completion=flat.completion_kind == "known",
     )
 
@@ -178,6 +186,11 @@ def _count(number: int | None, kind: CountKind) -> Count:
     if number is None:
         raise ValueError(f"no number of a count that is {kind}")
     return Known(number) if kind == "known" else Estimate(number)
+
+
+def _moved(word: str) -> tuple[int, int]:
+    engine_id, _, num_tokens = word.partition(":")
+    return int(engine_id), int(num_tokens)
 
 
 def _miss(word: str) -> CacheMiss:

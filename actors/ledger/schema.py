@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from .fields import TIERS
 
-HEAD: Final = "0012"
+HEAD: Final = "0013"
 """The version of the schema that this code reads and writes."""
 
 metadata: Final = sa.MetaData()
@@ -58,6 +58,7 @@ records: Final = sa.Table(
     *_numbers("decode_engine", "decode_incarnation", nullable=True),
     sa.Column("engine_deaths", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("moved_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("moved_by_engine", sa.Text, nullable=False, server_default=""),
     *(
         sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
         for name in (

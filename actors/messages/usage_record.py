@@ -76,6 +76,8 @@ class UsageRecord:
     moved_tokens: int = 0
     """Prompt positions whose KV came from another engine, summed over its sequences. Neither hits nor writes, and never
     billed."""
+    moved_by_engine: Mapping[int, int] = attrs.field(factory=dict)
+    """The same, by the id of the engine that they came to. Empty in records of older servers."""
     draft_tokens: int = 0
     """Tokens that were guessed and verified (speculative decoding). Work, in no other number and in no bill."""
     accepted_draft_tokens: int = 0

@@ -67,10 +67,16 @@ def test_books_of_engines() -> None:
     assert "'1': prefix_cache_hits_total is 48" in fault
     assert len(engine_faults([record], {"0": right})) == 6, "each number is another engine's"
     assert len(engine_faults([attrs.evolve(record, router_estimate=48)], {"1": right})) == 1
-    moved = attrs.evolve(record, moved_tokens=16)
-    assert engine_faults([moved], {"0": {"moved_tokens_total": 16.0}, "1": right}) == []
-    (fault,) = engine_faults([moved], {"0": {}, "1": right | {"moved_tokens_total": 32.0}})
-    assert fault == "moved_tokens_total is 32.0, the records have 16"
+    moved = attrs.evolve(record, moved_tokens=48, moved_by_engine={0: 16, 2: 32})
+    received = {"0": {"moved_tokens_total": 16.0}, "1": right, "2": {"moved_tokens_total": 32.0}}
+    assert engine_faults([moved], received) == []
+    faults = engine_faults([moved], received | {"1": right | {"moved_tokens_total": 16.0}, "0": {}})
+    assert faults == [
+        "engine '0': moved_tokens_total is None, the records have 16",
+        "engine '1': moved_tokens_total is 16.0, the records have 0",
+    ]
+    (fault,) = engine_faults([attrs.evolve(moved, moved_tokens=16)], received)
+    assert "does not add up" in fault
 
 
 def test_lost_and_doubled_tokens() -> None:

@@ -17,7 +17,16 @@ from quipu.actors.ledger.entries import (
     admitted_line,
     parse_line,
 )
-from quipu.actors.ledger.fields import DEFAULTS, FIELD_NAMES, MAX_MISSES, MAX_SAID_CHARS, TIERS, flatten, restore
+from quipu.actors.ledger.fields import (
+    DEFAULTS,
+    FIELD_NAMES,
+    MAX_MISSES,
+    MAX_MOVED_TO,
+    MAX_SAID_CHARS,
+    TIERS,
+    flatten,
+    restore,
+)
 from quipu.actors.ledger.schema import records
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
@@ -61,6 +70,7 @@ anything = st.builds(
     restored_tokens=numbers,
     recomputed_tokens=numbers,
     moved_tokens=numbers,
+    moved_by_engine=st.dictionaries(numbers, numbers, max_size=MAX_MOVED_TO + 1),
     draft_tokens=numbers,
     accepted_draft_tokens=numbers,
     accepted_prediction_tokens=numbers,
@@ -95,6 +105,7 @@ def test_records_survive_a_line(record: UsageRecord) -> None:
     assert back.prompt == record.prompt and back.cached == record.cached and back.cache_write == record.cache_write
     assert back.cache_misses == record.cache_misses[:MAX_MISSES]
     assert back.cached_by_tier == record.cached_by_tier
+    assert list(back.moved_by_engine.items()) == list(record.moved_by_engine.items())[:MAX_MOVED_TO]
 
 
 @given(anything, anything)
@@ -119,6 +130,7 @@ def test_every_field_of_a_record_is_kept() -> None:
             "finish_reason": FinishReason.LENGTH,
             "cache_misses": (CacheMiss(MissReason.EVICTED, 3),),
             "cached_by_tier": dict.fromkeys(TIERS, 1),
+            "moved_by_engine": {3: 48},
             "disputed": True,
             "knows_completion": False,
             "fault": Fault.ENGINE_DIED,
@@ -190,6 +202,7 @@ def test_longest_closing_fits_the_shortest_open_entry() -> None:
         cache_write=Estimate(most),
         disputed=True,
         cache_misses=(CacheMiss(MissReason.NEEDS_PROMPT_LOGPROBS, most),) * (MAX_MISSES + 1),
+        moved_by_engine={most - index: most for index in range(MAX_MOVED_TO + 1)},
         fault=Fault.ENGINE_DIED,
         knows_completion=False,
         upstream_usage='"' * MAX_SAID_CHARS,
@@ -219,7 +232,7 @@ def test_defaults_never_change() -> None:
     zero += ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
     expected: dict[str, Any] = dict.fromkeys(FIELD_NAMES) | dict.fromkeys(zero, 0)
     expected |= {"request_id": "", "tenant": "default", "model": "", "endpoint": "", "outcome": "failed"}
-    expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": ""}
+    expected |= {"received_at": 0.0, "closed_at": 0.0, "disputed": False, "cache_misses": "", "moved_by_engine": ""}
     expected |= {"prompt_kind": "unknown", "cached_kind": "unknown", "cache_write_kind": "unknown"}
     expected |= {"completion_kind": "known", "kind": "generate"}
     assert expected == DEFAULTS

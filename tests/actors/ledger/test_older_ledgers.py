@@ -47,7 +47,8 @@ class OldSchema:
         engine.dispose()
 
 
-BATCHED = ("batch_id",)
+BY_ENGINE = ("moved_by_engine",)
+BATCHED = ("batch_id", *BY_ENGINE)
 KIND = ("kind", *BATCHED)
 ADAPTED = ("adapter", "parent", *KIND)
 DRAFTS = ("draft_tokens", "accepted_draft_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
@@ -67,6 +68,7 @@ OLDER = [
     OldSchema("0009", ADAPTED),
     OldSchema("0010", KIND),
     OldSchema("0011", BATCHED),
+    OldSchema("0012", BY_ENGINE),
 ]
 of_each_version = pytest.mark.parametrize("older", OLDER, ids=[older.version for older in OLDER])
 
