@@ -58,6 +58,16 @@ class ClusterConfig:
         resolved="the address by which Ray knows this machine, and any free port",
         group="cluster",
     )
+    peer_ports: tuple[int, int] | None = setting(
+        None,
+        "--peer-ports",
+        reader="ports",
+        metavar="PORTS",
+        help="ports at which engines on the nodes of a cluster await each other, such as 7600-7607: one for each "
+        "engine of a node",
+        resolved="any free port",
+        group="cluster",
+    )
     link_tls_cert: str | None = setting(
         None,
         "--link-tls-cert",

@@ -277,6 +277,8 @@ class EngineConfig(SpeculativeSettings):
     """Bytes of the host's memory that this engine may hold in all, weights included; None: what is free."""
     has_peers: bool = False
     """Whether other engines may fetch its blocks, and it theirs."""
+    peer_ports: tuple[int, int] | None = None
+    """The first and the last port of its node at which it may await them; None: any."""
     checkpoint_name: str | None = None
     """What all engines call the checkpoint, which may be in another folder on each machine. None: `model_path`."""
     may_shorten: bool = False

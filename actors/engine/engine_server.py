@@ -42,6 +42,7 @@ from ..shared.step_record import StepRecord
 from .engine import Engine, EngineNews, first_leaf
 from .executor.loading import load_executor
 from .open_tiers import TiersRefused
+from .peers.listening_socket import NoPeerPort
 from .peers.peer_link import PeerNetwork
 from .peers.tcp_network import TcpNetwork
 from .peers.unix_link import UnixNetwork
@@ -149,7 +150,7 @@ def main(argv: list[str]) -> int:
         executor.record = StepRecord(int(record_descriptor))
         executor.warm_up()
         engine = Engine(config, executor, network)
-    except TiersRefused as error:
+    except (TiersRefused, NoPeerPort) as error:
         return refuse(admission, str(error), log_writer)
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
@@ -186,7 +187,8 @@ def _network_of(config: EngineConfig, way: Way, admission: Admission) -> PeerNet
     if not way.peer_secret:
         return None
     # where this machine is reached: by the address from which it reaches the web process
-    return TcpNetwork(admission.stream.socket.getsockname()[0], way.peer_secret, way.tls)
+    host = admission.stream.socket.getsockname()[0]
+    return TcpNetwork(host, way.peer_secret, way.tls, ports=config.peer_ports)
 
 
 def _inherited(descriptor: int, incarnation: int) -> Admission:

@@ -22,6 +22,7 @@ from quipu.actors.config.runtime_config import SETTINGS
 from .kv_events_flag import parse_kv_events
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 MAX_PASS_COSTS = 64
 RAY = "ray:"
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -129,6 +130,18 @@ def parse_resources(text: str) -> dict[str, float]:
     return resources
 
 
+def parse_ports(text: str) -> tuple[int, int]:
+    """Parse a range of ports such as 7600-7607, or a single one. Raises ArgumentTypeError."""
+    match = _PORTS.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a range of ports such as 7600-7607, not {text!r}")
+    port = integer(Bounds(minimum=1, maximum=65535))
+    first, last = port(match[1]), port(match[2] or match[1])
+    if first > last:
+        raise argparse.ArgumentTypeError(f"must begin with the lower port, not {text!r}")
+    return first, last
+
+
 def parse_pass_costs(text: str) -> tuple[tuple[int, float], ...]:
     """Parse what steps cost by their number of tokens, such as 1:20,8:24. Raises ArgumentTypeError."""
     costs: dict[int, float] = {}
@@ -148,6 +161,7 @@ _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
     "kv_events": lambda _: parse_kv_events,
     "engines": lambda bounds: partial(parse_engines, bounds),
     "resources": lambda _: parse_resources,
+    "ports": lambda _: parse_ports,
     "pass_costs": lambda _: parse_pass_costs,
 }
 

@@ -28,6 +28,7 @@ from ...fleet.processes.link_tls import LinkTls, fault_of
 from ...fleet.processes.strangers import Strangers
 from ...shared.checkpoint import CheckpointError
 from ...threads import run_in_thread
+from .listening_socket import listen_at
 from .peer_handshake import ID_BYTES, StreamName, prove_as_client, prove_as_server
 from .peer_link import LinkLost, PeerLink
 from .tcp_link import TcpLink
@@ -44,7 +45,6 @@ MAX_CONNECTIONS: Final = 128
 """Of one listener, those included whose streams have not all come."""
 COMPLETION_S: Final = 10.0
 """How long the streams of a connection may take to come."""
-BACKLOG: Final = 128
 _ADDRESS: Final = re.compile(r"tcp://(?:\[([0-9a-f:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})/([0-9a-f]{32})")
 
 
@@ -85,19 +85,10 @@ class _Unfinished:
 
 
 class TcpListener:
-    def __init__(self, host: str, secret: bytes, tls: ssl.SSLContext | None) -> None:
-        """Listen at an address of this machine, at any port. Raises OSError."""
+    def __init__(self, listening: socket.socket, secret: bytes, tls: ssl.SSLContext | None) -> None:
         self._secret = secret
         self._tls = tls
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._socket.setblocking(False)
-            self._socket.bind((host, 0))
-            self._socket.listen(BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = listening
         host, port = self._socket.getsockname()[:2]
         self._place = PeerAddress(host, port, secrets.token_bytes(ID_BYTES))
         self._strangers = Strangers(self._meet, _tell, MAX_STRANGERS, MAX_OF_ADDRESS)
@@ -202,10 +193,13 @@ class TcpNetwork:
     _secret: bytes = attrs.field(repr=False)
     _tls: LinkTls | None = None
     _num_streams: int = NUM_STREAMS
+    _ports: tuple[int, int] | None = attrs.field(default=None, kw_only=True)
+    """The first and the last one at which to listen; None: any."""
 
     def listen(self) -> TcpListener:
-        """Raises OSError, and CheckpointError if TLS's files cannot be used."""
-        return TcpListener(self._host, self._secret, None if self._tls is None else self._tls.host_context())
+        """Raises OSError, NoPeerPort, and CheckpointError if TLS's files cannot be used."""
+        context = None if self._tls is None else self._tls.host_context()
+        return TcpListener(listen_at(self._host, self._ports), self._secret, context)
 
     async def connect(self, address: str) -> PeerLink:
         place = PeerAddress.parse(address)

@@ -191,6 +191,7 @@ def remote_hosts(config: RuntimeConfig, cluster: Cluster, **options: Any) -> Cal
         engine = attrs.evolve(
             config.engine,
             kv_events=events_of(config.engine.kv_events, engine_id),
+            peer_ports=None if config.cluster is None else config.cluster.peer_ports,
             checkpoint_name=config.engine.model_path,  # each keeper checks that its node's is the same
         )
         return RemoteHost(cluster, engine_id, engine, environment, step_timeout_s=config.step_timeout_s, **options)

@@ -12,7 +12,7 @@ from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.web.cli import settings
 from quipu.web.cli.cli import make_parser
-from quipu.web.cli.setting_flags import EngineCounts, parse_engines
+from quipu.web.cli.setting_flags import EngineCounts, parse_engines, parse_ports
 from quipu.web.cli.settings import resolve_config
 from tests.tiny import TINY
 
@@ -133,3 +133,28 @@ def test_engines_that_cannot_serve_together(flags: list[str], message: str) -> N
     with pytest.raises(CheckpointError) as caught:
         resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("text", "expected"), [("7600-7607", (7600, 7607)), ("7600", (7600, 7600))])
+def test_ports_of_peers(text: str, expected: tuple[int, int]) -> None:
+    """A range of ports, or a single one."""
+    assert parse_ports(text) == expected
+    assert make_parser().parse_args(["serve", "demo", "--peer-ports", text]).peer_ports == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("7607-7600", "must begin with the lower port, not '7607-7600'"),
+        ("0-10", "must be between 1 and 65535, not 0"),
+        ("65000-65536", "must be between 1 and 65535, not 65536"),
+        ("7600-", "must be a range of ports such as 7600-7607, not '7600-'"),
+        ("7600:7607", "must be a range of ports"),
+        ("any", "must be a range of ports"),
+    ],
+)
+def test_what_is_no_range_of_ports(text: str, problem: str) -> None:
+    """A mistake is refused with what was expected."""
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        parse_ports(text)
+    assert problem in str(caught.value)

@@ -16,12 +16,13 @@ import trio
 from quipu.actors.config.cluster_config import ClusterConfig
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.engine_roles import EngineRole
+from quipu.actors.engine.peers.tcp_network import PeerAddress
 from quipu.actors.fleet.cluster.ray_messages import EngineOrder
 from quipu.actors.fleet.cluster.remote_process import RemoteProcess
 from quipu.actors.request_desk.health import DrainMode
 from tests.authorities import Authority
 from tests.pair_books import check_books
-from tests.processes import has_ended
+from tests.processes import free_ports, has_ended
 from tests.prompts import prompt_of
 from tests.remote_engines import HOST, LocalNodes, RemoteEngines, open_remote_engines
 from tests.runtimes import Answer, assert_served, eventually, full_blocks
@@ -84,8 +85,12 @@ async def test_blocks_go_from_process_to_process(tasks: trio.Nursery, tmp_path: 
     """Each prompt's full blocks are moved, texts are those of one engine, and the books balance."""
     files = Authority(tmp_path / "tls").files(HOST)
     names = {"link_tls_cert": files.cert, "link_tls_key": files.key, "link_tls_ca": files.ca} if is_secured else {}
-    nodes = LocalNodes(tasks)
-    async with open_pair(nodes, cluster=ClusterConfig(model="tiny", **names)) as engines:
+    nodes, ports = LocalNodes(tasks), sorted(free_ports(2))
+    cluster = ClusterConfig(model="tiny", peer_ports=(ports[0], ports[1]), **names)
+    async with open_pair(nodes, cluster=cluster) as engines:
+        addresses = [engine.ready.peer_address for engine in engines.client.runtime.desk.pool if engine.ready]
+        listening = [PeerAddress.parse(address).port for address in addresses]
+        assert len(listening) == 2 and all(ports[0] <= port <= ports[1] for port in listening)
         assert_moved(await ask_all(engines))
 
 
