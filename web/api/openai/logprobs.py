@@ -89,11 +89,7 @@ def completion_logprobs_pieces(parts: Iterable[TokenScores], wanted: WantedScore
     yield b'{"text_offset":'
     yield from array_pieces(parts, 0, lambda token: token.offset)
     yield b',"token_logprobs":'
-<<<<<<< HEAD
-    yield from array_pieces(parts, 0, lambda token: _number(token.logprob))
-=======
-    yield from _array(parts, 0, lambda token: finite(token.logprob))
->>>>>>> 262c07b3 (Serve SGLang's /generate: tokens in, tokens out)
+    yield from array_pieces(parts, 0, lambda token: finite(token.logprob))
     yield b',"tokens":'
     yield from array_pieces(parts, 0, name)
     yield b',"top_logprobs":'
