@@ -1,10 +1,13 @@
-"""How many tokens a pass yields on texts of the demo model: words said again, calls of tools, JSON of one schema."""
+"""How many tokens a pass yields on texts of the demo model: words said again, calls of tools, JSON of one schema.
+
+Passes are counted, not timed, and what they cost is given: the numbers are the same on a busy machine.
+"""
 
 from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Any
 
@@ -13,11 +16,13 @@ import attrs
 from bench.demo_client import Client, served
 from quipu.kernels.demo.text.chat_mixture import HELD_OUT
 from quipu.kernels.demo.text.chats import user
-from quipu.kernels.demo.text.json_answers import draw_json_task, json_messages
+from quipu.kernels.demo.text.json_answers import JsonTask, draw_json_task, json_messages
 from quipu.kernels.demo.text.repetition import WORDS
 from quipu.kernels.demo.text.tool_chats import draw_tool_task
 from quipu.kernels.demo.text.toolbox import offer_tools
 
+COSTS = "1:20,8:21,32:45"
+"""Of passes in the shape of Qwen3-0.6B, as the CPU of docs/operate/speculative-decoding.md measures them."""
 NUM_WORDS = 16
 NUM_ITEMS = 8
 Body = dict[str, Any]
@@ -87,15 +92,40 @@ def agent_transcripts(random: Random) -> Iterator[Body]:
         messages.append({"role": "assistant", "content": task.answer})
 
 
-def json_sets(random: Random) -> Iterator[Body]:
-    """Ask for objects with the fields of one schema."""
+def json_tasks(random: Random) -> Iterator[JsonTask]:
+    """Draw objects with a field in common."""
     schema = draw_json_task(random).schema
     num_found = 0
     while num_found < NUM_ITEMS:
         task = draw_json_task(random)
         if task.schema["properties"].keys() >= {*list(schema["properties"])[:1]}:
             num_found += 1
-            yield {"messages": json_messages(random, task)}
+            yield task
+
+
+def json_sets(random: Random) -> Iterator[Body]:
+    """Ask for objects, and trust the model to write JSON."""
+    for task in json_tasks(random):
+        yield {"messages": json_messages(random, task)}
+
+
+SHORT = {"type": "string", "maxLength": 20}
+BOUNDED = {
+    "string": SHORT,
+    "integer": {"type": "integer", "minimum": 0, "maximum": 99},
+    "array": {"type": "array", "items": SHORT, "maxItems": 3},
+    "boolean": {"type": "boolean"},
+}
+"""Types of fields, so that no text goes on without end: it would repeat itself, and drafts of it would be right."""
+
+
+def json_schemas(random: Random) -> Iterator[Body]:
+    """Ask for the same, under schemas, which force the names of fields and what stands between values."""
+    for task in json_tasks(random):
+        fields = {name: BOUNDED[field["type"]] for name, field in task.schema["properties"].items()}
+        schema = task.schema | {"properties": fields, "additionalProperties": False}
+        form = {"type": "json_schema", "json_schema": {"name": "task", "schema": schema}}
+        yield {"messages": json_messages(random, task), "response_format": form}
 
 
 TEXTS: dict[str, Callable[[Random], Iterator[Body]]] = {
@@ -103,18 +133,19 @@ TEXTS: dict[str, Callable[[Random], Iterator[Body]]] = {
     "predicted_edits": predicted_edits,
     "agent_transcripts": agent_transcripts,
     "json_sets": json_sets,
+    "json_schemas": json_schemas,
 }
 
 
-def measure_texts(num_cases: int) -> dict[str, Found]:
+def measure_texts(names: Iterable[str], num_cases: int) -> dict[str, Found]:
     """Serve the demo model with `suffix`, and return what its drafts are worth, by kind of text."""
     found = {}
-    with served("demo", "--executor", "cpu", "--speculative", "suffix") as base_url:
+    with served("demo", "--executor", "cpu", "--speculative", "suffix", "--speculative-costs", COSTS) as base_url:
         client = Client(base_url)
-        for name, make in TEXTS.items():
+        for name in names:
             before = _counters(base_url)
             for case in range(num_cases):
-                for body in make(Random(f"{HELD_OUT} {name} {case}")):
+                for body in TEXTS[name](Random(f"{HELD_OUT} {name} {case}")):
                     client.chat(**body)
             found[name] = _difference(before, _counters(base_url))
     return found
