@@ -21,6 +21,7 @@ from bench.body_parts import (
     CHAT,
     CHAT_CALL,
     CHAT_TOOL,
+    COHERE_RERANK,
     COMPLETIONS,
     CONVERSATIONS,
     COUNT,
@@ -441,14 +442,15 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
 }
 LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
 
+SAME_BODIES = {INPUT_TOKENS: RESPONSES, RENDER: CHAT, COHERE_RERANK: RERANK}
+"""Endpoints that read what others read."""
+
 
 @st.composite
 def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     """Draw the body of one request."""
-    if endpoint == INPUT_TOKENS:  # counts what the other serves
-        return draw(bodies(RESPONSES))
-    if endpoint == RENDER:  # shows what the other serves
-        return draw(bodies(CHAT))
+    if endpoint in SAME_BODIES:
+        return draw(bodies(SAME_BODIES[endpoint]))
     if endpoint == LOOKUP:
         url = draw(st.sampled_from(list(LIMIT)))
         told = draw(mostly(st.just(url), JUNK))
@@ -494,5 +496,5 @@ ENDPOINTS = (
     RENDER,
     GENERATE,
 )
-POOLED = (EMBEDDINGS, SCORE, RERANK)
+POOLED = (EMBEDDINGS, SCORE, RERANK, COHERE_RERANK)
 """Those of servers that were started to embed."""

@@ -19,7 +19,8 @@ INPUT_TOKENS = "/v1/responses/input_tokens"
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/v1/chat/completions/render"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 GENERATE = "/generate"
-EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
+EMBEDDINGS, SCORE = "/v1/embeddings", "/v1/score"
+RERANK, COHERE_RERANK = "/v1/rerank", "/v2/rerank"
 MODEL = "demo"
 MAX_NESTED = 1000
 

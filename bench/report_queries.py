@@ -18,8 +18,8 @@ TABLE = "/ui/usage"
 KEY_NAMES = "/ui/key-names"
 OPENAI = "/v1/organization/usage/completions"
 ANTHROPIC = "/v1/organizations/usage_report/messages"
-RECORD = "/v1/usage/"
-EXPLAIN = "/v1/cache/explain/"
+RECORD, RECEIPT = "/v1/usage/{}", "/v1/usage/{}/receipt"
+EXPLAIN = "/v1/cache/explain/{}"
 _JUNK = st.text(max_size=8) | st.sampled_from(["-1", "0", "1e9", "x" * 300, "\0", "=1", "null"])
 _SECONDS = mostly(st.integers(1_699_900_000, 1_704_000_000), st.integers(-(2**70), 2**70) | _JUNK)
 _DATE = mostly(st.datetimes().map(lambda when: f"{when.isoformat()}Z"), _JUNK)
@@ -70,6 +70,7 @@ REPORTS: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "account_ids[]": mostly(st.just([]), _NAMES),
     },
     RECORD: {},
+    RECEIPT: {},
     EXPLAIN: {},
 }
 _REQUIRED = {OPENAI: "start_time", ANTHROPIC: "starting_at"}
@@ -80,7 +81,7 @@ def paths(draw: st.DrawFn, report: str) -> str:
     """Draw the path and query of one request."""
     if not REPORTS[report]:
         name = draw(mostly(st.from_regex(r"req-[0-9a-f]{24}", fullmatch=True), st.text(min_size=1, max_size=8)))
-        return report + quote(name, safe="")
+        return report.format(quote(name, safe=""))
     parameters = REPORTS[report]
     names = set(draw(st.lists(st.sampled_from(sorted(parameters)), max_size=5)))
     if report in _REQUIRED and draw(st.integers(0, 9)):

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.stalls.attack import RawRequest
-from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, chat, completion, one, said
+from bench.stalls.row_parts import CHAT, COMPLETIONS, PATIENCE_S, Row, chat, completion, one, said
 
-PATIENCE_S = 60.0
 EXPLAIN = "/v1/cache/explain"
 TREE = "/v1/cache/tree?limit=2000&depth=1000"
 

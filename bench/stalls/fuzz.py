@@ -11,11 +11,12 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from bench.bodies import ENDPOINTS, bodies
+from bench.bodies import ENDPOINTS, POOLED, bodies
 from bench.report_queries import REPORTS, paths
 from bench.stalls.attack import RawRequest
-from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, chat, got, posted, said
+from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, chat, got, made, posted, said
 from bench.stalls.upstream import MODEL
+from bench.stored_bodies import STORED_BODIES, StoredBody
 
 T = TypeVar("T")
 CONCURRENCY = 16
@@ -40,7 +41,38 @@ def fuzz_rows(count: int) -> list[Row]:
 
             rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server="small"))
     share = -(-count // len(ENDPOINTS))
-    return rows + _passed_on(share) + _answered(share) + _reports(share)
+    return rows + _pooled(share) + _stored(share) + _passed_on(share) + _answered(share) + _reports(share)
+
+
+def _pooled(count: int) -> list[Row]:
+    """Return rows with inputs of embeddings, scores and rankings."""
+
+    def row(endpoint: str) -> Row:
+        drawn = draw(bodies(endpoint), count)
+
+        def make(port: int) -> list[RawRequest]:
+            return [RawRequest(posted(port, endpoint, data), disconnect_after_s=DISCONNECT_AFTER_S) for data in drawn]
+
+        return Row(endpoint, make, concurrency=CONCURRENCY, server="embedding")
+
+    return [row(endpoint) for endpoint in POOLED]
+
+
+def _stored(count: int) -> list[Row]:
+    """Return rows with changes of what is stored, and with files and batches."""
+
+    def row(path: str, stored: StoredBody) -> Row:
+        drawn = draw(stored.bodies, count)
+
+        def make(port: int) -> list[RawRequest]:
+            first = stored.made
+            made_id = "" if first is None else made(port, first.path, first.body, first.headers["Content-Type"])
+            where, kind = path.replace("{id}", made_id), stored.headers["Content-Type"]
+            return [RawRequest(posted(port, where, data.replace(b"{id}", made_id.encode()), kind)) for data in drawn]
+
+        return Row(path, make, concurrency=CONCURRENCY, server="stored")
+
+    return [row(path, stored) for path, stored in STORED_BODIES.items()]
 
 
 def _reports(count: int) -> list[Row]:

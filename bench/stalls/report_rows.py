@@ -26,6 +26,10 @@ def _records(port: int) -> Sequence[RawRequest]:
     return [got(f"/v1/usage/{request_id_of(number * 97)}") for number in range(200)]
 
 
+def _receipts(port: int) -> Sequence[RawRequest]:
+    return [got(f"/v1/usage/{request_id_of(number * 97)}/receipt") for number in range(200)]
+
+
 REPORT_ROWS: Sequence[Row] = (
     Row("usage tables of 5,000 rows", getting(f"{TABLE}&by=tenant", 8), 8, "booked"),
     Row("usage tables of 5,000 rows, CSV", getting(f"{TABLE}&by=tenant&format=csv", 8), 8, "booked"),
@@ -58,4 +62,5 @@ REPORT_ROWS: Sequence[Row] = (
     Row("64 usage reports at once", getting(f"{TABLE}&by=tenant", 64), 64, "booked", refused=True),
     Row("names of 500 keys", getting(KEY_NAMES, 8), 8, "booked"),
     Row("200 usage records", _records, 16, "booked", refused=True),
+    Row("200 receipts", _receipts, 16, "booked", refused=True),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +14,8 @@ from bench.stalls.attack import RawRequest
 
 MEBIBYTE = 1 << 20
 ALLOWED_MS = 50.0
+PATIENCE_S = 60.0
+"""For what a row needs before its requests are sent."""
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT, LOOKUP = "/v1/messages", "/v1/messages/count_tokens", "/v1/cache/lookup"
 INPUT_TOKENS = "/v1/responses/input_tokens"
@@ -64,10 +68,21 @@ def one(path: str, body: Callable[[], dict[str, Any]], times: int = 1) -> Callab
     return lambda port: [RawRequest(request_of(port, body(), path))] * times
 
 
-def posted(port: int, path: str, data: bytes) -> bytes:
+def posted(port: int, path: str, data: bytes, content_type: str = "application/json") -> bytes:
     """Return a whole request with this body."""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {content_type}\r\nConnection: close\r\n"
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data
+
+
+def made(port: int, path: str, data: bytes, content_type: str = "application/json") -> str:
+    """Send a request that makes something, and return its id."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", path, data, {"Content-Type": content_type})
+        answer = json.loads(connection.getresponse().read())
+        return str(answer["id"])
+    finally:
+        connection.close()
 
 
 def got(path: str, disconnect_after_s: float | None = None) -> RawRequest:

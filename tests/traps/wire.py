@@ -12,6 +12,7 @@ import trio.testing
 
 from quipu.actors.response_store.response_store import ResponseStore
 from quipu.web.app import make_app
+from quipu.web.batches.batch_service import BatchService
 from quipu.web.options import AppOptions
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Answer, Client, assert_nothing_routed
@@ -27,13 +28,15 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
 
 
-def over_http(client: Client, store: ResponseStore | None = None, **options: Any) -> HttpClient:
+def over_http(
+    client: Client, store: ResponseStore | None = None, batches: BatchService | None = None, **options: Any
+) -> HttpClient:
     """Return the real application in front of `client`'s runtime, for the same tenant.
 
     Without heartbeats: a mock clock jumps to the first one while a thread tokenizes.
     """
     options = {"domain": "tenant", "heartbeat_s": math.inf, **options}
-    return HttpClient(make_app(client.runtime.desk, AppOptions(**options), store=store))
+    return HttpClient(make_app(client.runtime.desk, AppOptions(**options), store=store, batches=batches))
 
 
 def samples(client: Client) -> dict[str, float]:

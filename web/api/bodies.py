@@ -10,6 +10,7 @@ than half of the budget; a share is released exactly once.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -186,6 +187,27 @@ async def take_body() -> tuple[bytearray, BodyShare]:
 
     Raises RequestEntityTooLarge, RequestTimeout and APIError: 503 if there is no memory, 415 for a compressed body.
     """
+    _check_encoding()
+    body = cast(MeteredBody, cast(object, request.body))
+    _assign(body.share)
+    with trio.move_on_after(request.body_timeout or float("inf")):
+        return await body.take(current_request_context().connection), body.share
+    raise RequestTimeout()
+
+
+def stream_body() -> tuple[AsyncGenerator[bytes, None], BodyShare]:
+    """Return the pieces of the current request's body as they arrive, and its share, for what is kept of them.
+
+    For requests to `UPLOAD_PATHS`. Raises APIError like `take_body`; reading may raise RequestTimeout.
+    """
+    _check_encoding()
+    share = cast(BodyShare, cast(dict[str, Any], request.scope)[SHARE_KEY])
+    _assign(share)
+    body = cast(StreamedBody, cast(object, request.body))
+    return body.pieces(current_request_context().connection, request.body_timeout), share
+
+
+def _check_encoding() -> None:
     if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
         message = "Unsupported `Content-Encoding`: this server reads bodies without compression only."
         raise APIError(
@@ -195,13 +217,12 @@ async def take_body() -> tuple[bytearray, BodyShare]:
             param="Content-Encoding",
             code="unsupported_content_encoding",
         )
-    context = current_request_context()
-    body, principal = cast(MeteredBody, cast(object, request.body)), context.principal
+
+
+def _assign(share: BodyShare) -> None:
+    principal = current_request_context().principal
     if principal.key_id is not None:
-        body.share.assign(principal.tenant)
-    with trio.move_on_after(request.body_timeout or float("inf")):
-        return await body.take(context.connection), body.share
-    raise RequestTimeout()
+        share.assign(principal.tenant)
 
 
 def _no_room() -> APIError:

@@ -155,7 +155,7 @@ def _serves_one(info: ServingInfo) -> bool:
 
 def read_model(fields: Fields, info: ServingInfo) -> str:
     """Return the requested model, or the only one. Raises APIError, 404 if it is not served here."""
-    model = fields.text("model") if fields.get("model") or not _serves_one(info) else info.model_names[0]
+    model = fields.optional_text("model") or (info.model_names[0] if _serves_one(info) else fields.text("model"))
     if not info.has_engines and not info.passed_on:
         raise unavailable("No upstream server has answered yet, so that it is not known which models there are.")
     if model in info.passed_on:

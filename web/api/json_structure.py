@@ -62,42 +62,58 @@ def find_structure(data: bytes | bytearray, max_values: int = MAX_VALUES) -> Str
     stretches = list(_scan(data, max_values))
     positions = np.concatenate([positions for positions, _ in stretches])
     kinds = np.concatenate([kinds for _, kinds in stretches])
-    folded = kinds | _CASE
-    opening = folded == _OPENING
-    changes = opening.astype(np.int8)
-    changes -= folded == _CLOSING
+    changes = depth_changes(kinds)
     depths = np.cumsum(changes, dtype=np.int32)
     if len(depths) and depths.max() > MAX_DEPTH:
         raise InvalidJson("Recursion limit reached")
-    return Structure(positions, kinds, depths, int(np.count_nonzero(opening)))
+    return Structure(positions, kinds, depths, int(np.count_nonzero(changes > 0)))
 
 
 def _scan(data: bytes | bytearray, max_values: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
-    whole = np.frombuffer(data, np.uint8)
-    in_string = is_escaped = False
+    whole, scan = np.frombuffer(data, np.uint8), StructureScan()
     num_values = num_containers = 0
     for start in range(0, len(whole), _SCAN_BYTES):
         part = whole[start : start + _SCAN_BYTES]
-        quotes = part == _QUOTE
-        escaped = _escaped(part, is_escaped)
-        quotes &= ~escaped[:-1]
-        is_escaped = bool(escaped[-1])
-        inside = np.bitwise_xor.accumulate(quotes)
-        outside = inside if in_string else ~inside
-        in_string ^= bool(inside[-1])
-        folded = part | _CASE
-        found = folded == _OPENING
-        num_containers += int(np.count_nonzero(found & outside))
-        found |= folded == _CLOSING
-        found |= part == COMMA
-        found &= outside
-        at = np.flatnonzero(found)
+        at = scan.find(part)
+        kinds = part[at]
+        num_containers += int(np.count_nonzero(kinds | _CASE == _OPENING))
         num_values += len(at)
         if num_containers > MAX_CONTAINERS:
             raise TooComplex(f"The request body has more than {MAX_CONTAINERS} objects and arrays.")
         if num_values > max_values:
             raise TooComplex(f"The request body has more than {max_values} values.")
-        yield at + start, part[at]
+        yield at + start, kinds
+
+
+class StructureScan:
+    """Locates the commas and brackets outside strings, in parts of JSON that follow one another."""
+
+    def __init__(self) -> None:
+        self._is_in_string = self._is_escaped = False
+
+    def find(self, part: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
+        """Return their positions in the next part, which must not be empty."""
+        quotes = part == _QUOTE
+        escaped = _escaped(part, self._is_escaped)
+        quotes &= ~escaped[:-1]
+        self._is_escaped = bool(escaped[-1])
+        inside = np.bitwise_xor.accumulate(quotes)
+        outside = inside if self._is_in_string else ~inside
+        self._is_in_string ^= bool(inside[-1])
+        folded = part | _CASE
+        found = folded == _OPENING
+        found |= folded == _CLOSING
+        found |= part == COMMA
+        found &= outside
+        return np.flatnonzero(found)
+
+
+def depth_changes(kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
+    """Return by how much each of these characters changes the number of brackets that are open."""
+    folded = kinds | _CASE
+    changes: npt.NDArray[np.int8] = (folded == _OPENING).astype(np.int8)
+    changes -= folded == _CLOSING
+    return changes
 
 
 def _escaped(part: npt.NDArray[np.uint8], first: bool) -> npt.NDArray[np.bool_]:

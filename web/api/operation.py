@@ -61,6 +61,8 @@ class Operation:
     """Of an answer in JSON. None: any."""
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = JSON
+    other_type: str | None = None
+    """Of an answer in text, where the query asks for it."""
     events: Schema | Named | None = None
     """The data of the events of a stream, if the body may ask for one."""
     others: Mapping[HTTPStatus, str] = attrs.field(factory=dict)

@@ -94,6 +94,7 @@ def read_delivery(fields: Fields) -> Delivery:
     options = fields.fields("stream_options")
     if fields.get("stream_options") and not stream:
         raise bad_value("stream_options", "only allowed when `stream` is true")
+    options.flag("include_obfuscation")  # deltas are never padded
     include_usage, continuous_usage = options.flag("include_usage"), options.flag("continuous_usage_stats")
     return Delivery(
         stream=stream,

@@ -1,4 +1,4 @@
-"""Bodies that are not taken into memory: files that clients upload, as forms (RFC 7578).
+"""Bodies that are not taken into memory: batches of messages, and files that clients upload, as forms (RFC 7578).
 
 `StreamedBody` replaces the body of requests to `UPLOAD_PATHS`: what arrives waits for who reads it, and its sender for
 that. `read_form` passes on the contents of the form's file piece by piece.
@@ -25,7 +25,7 @@ from ..request.errors import bad_value, invalid
 from ..request.request_context import current_request_context
 from .fields import missing
 
-UPLOAD_PATHS: Final = frozenset({"/v1/files"})
+UPLOAD_PATHS: Final = frozenset({"/v1/files", "/v1/messages/batches"})
 MAX_FIELDS: Final = 16
 MAX_FIELD_BYTES: Final = 4096
 MAX_HEAD_BYTES: Final = 16 * 1024

@@ -13,6 +13,7 @@ from .table_report import GROUPS
 
 HTML: Final = "text/html; charset=utf-8"
 FORMATS: Final = ("json", "csv")
+CSV: Final = "text/csv; charset=utf-8"
 ROOT = Operation(
     summary="Find the pages and APIs",
     tag=PAGES,
@@ -57,6 +58,7 @@ USAGE_TABLE = Operation(
     summary="Show usage by time, model, key and tenant, with its cost",
     tag=PAGES,
     help="With `format=csv`, the answer is CSV.",
+    other_type=CSV,
     query=(
         BodyField(name="since", schema=TIME, help="Unix seconds; a day before `until` if absent."),
         BodyField(name="until", schema=TIME, help="Unix seconds; now if absent."),

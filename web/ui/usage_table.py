@@ -28,7 +28,7 @@ from ..api.query import Parameters
 from ..api.whole_response import whole_response
 from ..request.errors import bad_value
 from ..request.request_context import current_request_context
-from .page_schemas import FORMATS, USAGE_TABLE
+from .page_schemas import CSV, FORMATS, USAGE_TABLE
 from .static_files import HEADERS
 from .table_report import GROUPS, MAX_BUCKETS, TableReport, Wanted, pack_prices
 
@@ -44,7 +44,7 @@ def install_usage_table(app: QuartTrio, source: UsageSource, prices: PriceList |
         wanted = _read(Parameters(request.args), time.time())
         party = current_request_context().principal.party
         response = await whole_response(iter(await source.report(TableReport(wanted, packed), party)))
-        response.content_type = "text/csv; charset=utf-8" if wanted.is_csv else "application/json"
+        response.content_type = CSV if wanted.is_csv else "application/json"
         response.headers.update({**HEADERS, "Cache-Control": "no-store"})
         return response
 

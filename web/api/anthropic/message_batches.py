@@ -13,7 +13,6 @@ batches alone.
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,22 +24,18 @@ from quipu.actors.config.declarations import MESSAGES
 
 from ...batches.batch_service import BatchService
 from ...batches.batch_values import DAY_S, Api, Batch, Status, new_id
-from ...batches.file_uploads import Upload, Uploads, new_file
-from ...http.turns import turn
+from ...batches.file_uploads import Uploads, new_file
 from ...request.errors import bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
-from ..fields import Fields, missing
 from ..operation import route
 from ..query import Parameters
-from ..small_body import read_small_body
 from ..stored_files import check_room, content_of
-from .message_batch_schemas import CANCEL, CREATE, CREATED, CUSTOM_ID_PATTERN, DELETE, GET, LIST, MAX_LISTED, RESULTS
+from .batch_requests import write_requests
+from .message_batch_schemas import CANCEL, CREATE, DELETE, GET, LIST, MAX_LISTED, RESULTS
 
 PATH: Final = "/v1/messages/batches"
 DEFAULT_LISTED: Final = 20
 WINDOW_S: Final = DAY_S
-PIECE_BYTES: Final = 256 * 1024
-_CUSTOM_ID = re.compile(CUSTOM_ID_PATTERN)
 
 
 def install_message_batches(app: QuartTrio, service: BatchService) -> None:
@@ -49,11 +44,10 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
 
     @route(app, f"POST {PATH}", CREATE)
     async def create_message_batch() -> Response:
-        fields = await read_small_body(CREATED)
         principal = current_request_context().principal
         await check_room(service, principal.tenant)
         async with uploads.begin(principal.tenant) as upload:
-            await _write_requests(fields, upload, service.limits.max_lines)
+            num_requests = await write_requests(upload.write, service.limits)
             now, batch_id = service.now, new_id("msgbatch_")
             file = new_file(
                 principal.tenant,
@@ -73,7 +67,7 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
             input_file_id=file.id,
             created_at=now,
             expires_at=now + WINDOW_S,
-            num_lines=len(fields.get("requests")),
+            num_lines=num_requests,
         )
         shown = _describe(batch)
         await service.add(batch)
@@ -125,35 +119,6 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
         if found is None:
             raise not_found(f"Batch {quoted(batch_id)[1:-1]} not found.")
         return service.current(found)
-
-
-async def _write_requests(fields: Fields, upload: Upload, max_lines: int) -> None:
-    """Write the requests as the lines of an input file. Raises APIError."""
-    seen: set[str] = set()
-    waiting = bytearray()
-
-    def check_count(requests: list[Any], param: str) -> None:
-        if len(requests) > max_lines:
-            raise bad_value(param, f"must have at most {max_lines} requests")
-
-    for one in fields.objects("requests", "a list of objects", check_count, is_required=True):
-        custom_id, params = one.text("custom_id"), one.get("params")
-        if not _CUSTOM_ID.fullmatch(custom_id):
-            raise bad_value(one.param("custom_id"), "must be 1 to 64 letters, digits, `_` or `-`")
-        if custom_id in seen:
-            raise bad_value(one.param("custom_id"), "another request has the same one")
-        if params is None:
-            raise missing(one.param("params"))
-        if one.fields("params").get("stream"):
-            raise bad_value(one.param("params.stream"), "the answers of a batch are not streamed")
-        seen.add(custom_id)
-        async with turn():
-            line = {"custom_id": custom_id, "method": "POST", "url": MESSAGES, "body": params}
-            waiting += orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-        if len(waiting) >= PIECE_BYTES:
-            await upload.write(bytes(waiting))
-            waiting.clear()
-    await upload.write(bytes(waiting))
 
 
 def _describe(batch: Batch) -> dict[str, Any]:

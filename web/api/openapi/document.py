@@ -153,6 +153,8 @@ class _Writer:
             content[declared.content_type] = {"schema": {"type": "string"}}
         else:
             content[JSON] = {"schema": {} if declared.answer is None else self.schemas.of(declared.answer)}
+        if declared.other_type is not None:
+            content[declared.other_type] = {"schema": {"type": "string"}}
         if declared.events is not None:
             events = self.schemas.of(declared.events)
             content[EVENTS] = {"schema": {"type": "string"}, EVENT_DATA: events}

@@ -21,6 +21,7 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
 
 
 IN_PROMPT: list[tuple[dict[str, Any], str]] = [
+    ({"model": False}, "Invalid type for `model`: expected a string"),
     ({"chat_template_kwargs": []}, "Invalid type for `chat_template_kwargs`: expected an object"),
     ({"chat_template_kwargs": {"tools": []}}, "Invalid value for `chat_template_kwargs`: must not set"),
     ({"messages": None}, "Missing required parameter: `messages`"),

@@ -53,6 +53,11 @@ EITHER: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": True, "stream_options": []}, "stream_options", "an object"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "a boolean"),
     (
+        {"stream": True, "stream_options": {"include_obfuscation": "x"}},
+        "stream_options.include_obfuscation",
+        "a boolean",
+    ),
+    (
         {"stream": True, "stream_options": {"continuous_usage_stats": "x"}},
         "stream_options.continuous_usage_stats",
         "a boolean",
