@@ -25,7 +25,7 @@ from ...request.tally import Tally
 from ..answer import Reply
 from ..generation import GenerationRequest
 from ..openai.chunks import id_pieces
-from ..openai.logprobs import finite, slices
+from ..openai.logprobs import array_pieces, finite
 from ..stream import Stream, StreamWriter, Transcript
 from .generate_body import REQUEST, Wishes
 
@@ -83,17 +83,17 @@ class GenerateReply(Reply):
         num_top, start = self.wanted.scores.output, self.wishes.logprob_start
         if num_top is None:
             return
-        prompt, heads = transcript.of_prompt(index), dict[bytes, Any]()
+        prompt, outputs, heads = transcript.of_prompt(index), transcript.scores.get(index), dict[bytes, bytes]()
+        scored = [] if start is None or prompt.scores is None else [prompt.scores]
+        shown = range(start or 0, max(start or 0, *map(len, scored), 0))
         if start is not None and prompt.token_ids is not None and start < len(prompt.token_ids):
-            heads = {
-                b"token_logprobs": self._first(prompt.token_ids[start], start, prompt.scores),
-                b"top_logprobs": None,
-            }
+            first = self._first(prompt.token_ids[start], start, prompt.scores)
+            heads = {b"token_logprobs": orjson.dumps(first), b"top_logprobs": b"null"}
         for name, describe in self.logprob_fields(num_top):
             yield b',"input_%b":' % name
-            yield from _array(prompt.scores, start or 0, num_top, describe, [heads[name]] if heads else [])
+            yield from array_pieces(scored, num_top, describe, first=heads.get(name, b""), tokens=shown)
             yield b',"output_%b":' % name
-            yield from _array(transcript.scores.get(index), 0, num_top, describe, [])
+            yield from array_pieces([] if outputs is None else [outputs], num_top, describe)
 
     def _first(self, token_id: int, at: int, scores: TokenScores | None) -> list[Any]:
         """Return the entry of the token with which logprobs of the prompt begin, which itself has none."""
@@ -113,21 +113,6 @@ class GenerateReply(Reply):
 
     def writer(self, stream: Stream) -> StreamWriter:
         return GenerateWriter(stream, self)
-
-
-def _array(
-    scores: TokenScores | None, start: int, num_top: int, describe: Callable[[ScoredToken], Any], head: list[Any]
-) -> Iterator[bytes]:
-    """Yield a JSON array in pieces: what is in `head`, and what `describe` makes of the tokens from `start`."""
-    yield b"[" + orjson.dumps(head)[1:-1]
-    separator = b"," if head else b""
-    if scores is not None:
-        for some in slices(scores, num_top):
-            tokens = scores.tokens(max(some.start, start), some.stop, num_top)
-            if some.stop > start:
-                yield separator + orjson.dumps([describe(token) for token in tokens])[1:-1]
-                separator = b","
-    yield b"]"
 
 
 def finish_reason(
