@@ -43,8 +43,8 @@ from .engine import Engine, EngineNews, first_leaf
 from .executor.loading import load_executor
 from .open_tiers import TiersRefused
 from .peers.listening_socket import NoPeerPort
+from .peers.node_network import NodeNetwork
 from .peers.peer_link import PeerNetwork
-from .peers.tcp_network import TcpNetwork
 from .peers.unix_link import UnixNetwork
 
 log = structlog.get_logger()
@@ -188,7 +188,7 @@ def _network_of(config: EngineConfig, way: Way, admission: Admission) -> PeerNet
         return None
     # where this machine is reached: by the address from which it reaches the web process
     host = admission.stream.socket.getsockname()[0]
-    return TcpNetwork(host, way.peer_secret, way.tls, ports=config.peer_ports)
+    return NodeNetwork(host, way.peer_secret, way.tls, config.peer_ports)
 
 
 def _inherited(descriptor: int, incarnation: int) -> Admission:

@@ -16,6 +16,7 @@ import re
 import secrets
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import attrs
@@ -90,16 +91,16 @@ class TcpListener:
         self._tls = tls
         self._socket = listening
         host, port = self._socket.getsockname()[:2]
-        self._place = PeerAddress(host, port, secrets.token_bytes(ID_BYTES))
+        self.place = PeerAddress(host, port, secrets.token_bytes(ID_BYTES))
         self._strangers = Strangers(self._meet, _tell, MAX_STRANGERS, MAX_OF_ADDRESS)
         self._unfinished: dict[bytes, _Unfinished] = {}
         self._num_open = 0
-        self._offer, self._offered = trio.open_memory_channel[TcpLink](math.inf)  # bounded by MAX_CONNECTIONS
+        self._offer, self._offered = trio.open_memory_channel[PeerLink](math.inf)  # bounded by MAX_CONNECTIONS
         self._tasks: trio.Nursery | None = None
 
     @property
     def address(self) -> str:
-        return str(self._place)
+        return str(self.place)
 
     @property
     def num_refused(self) -> int:
@@ -110,9 +111,12 @@ class TcpListener:
         """Connections that are not closed, finished or not."""
         return self._num_open + len(self._unfinished)
 
-    async def run(self) -> None:
+    async def run(self, *others: Callable[[], Awaitable[None]]) -> None:
+        """Meet those who connect, until cancelled, and run `others`, which may offer connections."""
         try:
             async with trio.open_nursery() as self._tasks:
+                for other in others:
+                    self._tasks.start_soon(other)
                 await self._strangers.meet(trio.socket.from_stdlib_socket(self._socket))
         finally:
             with trio.CancelScope(shield=True):
@@ -131,7 +135,7 @@ class TcpListener:
         stream = TcpStream.take(connection)
         try:
             await stream.secure(self._tls, None)
-            name = await prove_as_server(stream, self._secret, self._place.listener)
+            name = await prove_as_server(stream, self._secret, self.place.listener)
             refusal = self._keep(stream, name)
             is_kept = not refusal
         except (Impostor, Unreadable) as error:
@@ -150,7 +154,7 @@ class TcpListener:
             return "it is no possible stream of a connection"
         unfinished = self._unfinished.get(name.connection)
         if unfinished is None:
-            if self.num_open >= MAX_CONNECTIONS:
+            if not self.has_room:
                 return "there are too many connections"
             assert self._tasks is not None
             unfinished = self._unfinished[name.connection] = _Unfinished(name.num_streams)
@@ -164,8 +168,7 @@ class TcpListener:
             messages, *carriers = (unfinished.streams.pop(number) for number in range(unfinished.num_streams))
             del self._unfinished[name.connection]
             unfinished.is_over.set()
-            self._num_open += 1
-            self._offer.send_nowait(TcpLink(messages, carriers, self._note_closed))
+            self.offer(TcpLink(messages, carriers, self.note_closed))
         return ""
 
     async def _watch(self, connection: bytes, unfinished: _Unfinished) -> None:
@@ -180,7 +183,17 @@ class TcpListener:
                 for stream in unfinished.streams.values():
                     await stream.aclose()
 
-    def _note_closed(self) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether there may be one more connection."""
+        return self.num_open < MAX_CONNECTIONS
+
+    def offer(self, link: PeerLink) -> None:
+        """Have `accept` return a connection, which is to call `note_closed` when it is closed."""
+        self._num_open += 1
+        self._offer.send_nowait(link)
+
+    def note_closed(self) -> None:
         self._num_open -= 1
 
 

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
 import trio
@@ -35,9 +35,16 @@ class UnixLink:
 
     can_share: ClassVar[bool] = True
 
-    def __init__(self, connected: trio.socket.SocketType, *, expects_memory: bool = False) -> None:
+    def __init__(
+        self,
+        connected: trio.socket.SocketType,
+        *,
+        expects_memory: bool = False,
+        on_close: Callable[[], object] = lambda: None,
+    ) -> None:
         """`expects_memory`: this is the client's end."""
         self._socket = connected
+        self._on_close: Callable[[], object] | None = on_close
         self._stream = trio.SocketStream(connected)
         self._writing = trio.Lock()
         self._received = ReceivedFrames()
@@ -137,7 +144,12 @@ class UnixLink:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []
-        await self._stream.aclose()
+        on_close, self._on_close = self._on_close, None
+        try:
+            await self._stream.aclose()
+        finally:
+            if on_close is not None:
+                on_close()
 
 
 def _views(descriptor: int, hello: Hello) -> list[memoryview]:
@@ -152,12 +164,8 @@ def _views(descriptor: int, hello: Hello) -> list[memoryview]:
 class UnixListener:
     def __init__(self) -> None:
         """Raises OSError."""
-        name = f"quipu-peer-{secrets.token_hex(16)}"
+        self._socket, name = listen_unnamed()
         self.address = SCHEME + name
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.bind("\0" + name)
-        self._socket.listen(BACKLOG)
-        self._socket.setblocking(False)
 
     async def run(self) -> None:
         await trio.sleep_forever()  # the kernel says who connects
@@ -166,7 +174,7 @@ class UnixListener:
         listening = trio.socket.from_stdlib_socket(self._socket)
         while True:
             connected, _ = await listening.accept()
-            if _is_same_user(connected):
+            if is_same_user(connected):
                 return UnixLink(connected)
             connected.close()
 
@@ -183,18 +191,33 @@ class UnixNetwork:
     async def connect(self, address: str) -> PeerLink:
         if not address.startswith(SCHEME):
             raise LinkLost(f"an engine of this machine has no address like {address!r}")
-        connecting = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            await connecting.connect("\0" + address.removeprefix(SCHEME))
-            if not _is_same_user(connecting):
-                raise LinkLost("the socket belongs to another user")
-        except BaseException:
-            connecting.close()
-            raise
-        return UnixLink(connecting, expects_memory=True)
+        return UnixLink(await connect_to(address.removeprefix(SCHEME)), expects_memory=True)
 
 
-def _is_same_user(connected: trio.socket.SocketType) -> bool:
+def listen_unnamed() -> tuple[socket.socket, str]:
+    """Listen at a Unix socket without a file, and return what it is called. Raises OSError."""
+    name = f"quipu-peer-{secrets.token_hex(16)}"
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listening.bind("\0" + name)
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+    return listening, name
+
+
+async def connect_to(name: str) -> trio.socket.SocketType:
+    """Connect to such a socket. Raises OSError, and LinkLost if another user's process listens there."""
+    connecting = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        await connecting.connect("\0" + name)
+        if not is_same_user(connecting):
+            raise LinkLost("the socket belongs to another user")
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+def is_same_user(connected: trio.socket.SocketType) -> bool:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user_id, _ = _CREDENTIALS.unpack(credentials)
     return bool(user_id == os.getuid())

@@ -19,6 +19,8 @@ from .reconnection import GREETING_S, RETRY_S
 
 PENALTY_S = 1.0
 LOG_INTERVAL_S = 1.0
+THIS_MACHINE = "this machine"
+"""The address of all who call at a Unix socket."""
 TOO_MANY = "too many callers of this address"
 
 
@@ -58,13 +60,14 @@ class Strangers:
                     places.release()
                     await trio.sleep(RETRY_S)
                     continue
-                if self._by_address[peer[0]] < self.max_of_address:
-                    self._by_address[peer[0]] += 1
-                    nursery.start_soon(self._meet_one, connection, peer[0], places)
+                address = peer[0] if isinstance(peer, tuple) else THIS_MACHINE
+                if self._by_address[address] < self.max_of_address:
+                    self._by_address[address] += 1
+                    nursery.start_soon(self._meet_one, connection, address, places)
                 else:
                     connection.close()
                     places.release()
-                    self._refuse(peer[0], TOO_MANY)
+                    self._refuse(address, TOO_MANY)
 
     async def _meet_one(self, connection: trio.socket.SocketType, address: str, places: trio.Semaphore) -> None:
         is_known = False

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from quipu.actors.engine.peers.named_blocks import HOLD_S
+from quipu.actors.engine.peers.node_network import NodeNetwork
 from quipu.actors.engine.peers.peer_link import Here, LoopLink, LoopNetwork, PeerNetwork
 from quipu.actors.engine.peers.tcp_network import TcpNetwork
 from quipu.actors.engine.peers.unix_link import UnixLink, UnixNetwork
@@ -33,6 +34,7 @@ NETWORKS: dict[str, Callable[[LinkTls], PeerNetwork]] = {
     "buffers": lambda tls: UnixNetwork(),
     "tcp": lambda tls: TcpNetwork(HOST, bytes(32)),
     "tls": lambda tls: TcpNetwork(HOST, bytes(32), tls),
+    "node": lambda tls: NodeNetwork(HOST, bytes(32), tls),
 }
 
 

@@ -234,7 +234,7 @@ async def test_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
         listener = network.listen()
         stranger = socket.socket(socket.AF_UNIX)
         stranger.connect("\0" + listener.address.removeprefix("unix:"))
-        monkeypatch.setattr(unix_link, "_is_same_user", lambda connected: False)
+        monkeypatch.setattr(unix_link, "is_same_user", lambda connected: False)
         with trio.move_on_after(0.2) as waiting:
             await listener.accept()
         assert waiting.cancelled_caught

@@ -19,6 +19,8 @@ from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.engine.peers.tcp_network import PeerAddress
 from quipu.actors.fleet.cluster.ray_messages import EngineOrder
 from quipu.actors.fleet.cluster.remote_process import RemoteProcess
+from quipu.actors.fleet.supervisor import EngineLink
+from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.health import DrainMode
 from tests.authorities import Authority
 from tests.pair_books import check_books
@@ -80,17 +82,41 @@ def assert_moved(answers: list[Answer], *, is_all: bool = True) -> None:
         assert record.moved_tokens == (full_blocks(record.prompt_tokens or 0) if is_all else 0)
 
 
-@pytest.mark.parametrize("is_secured", [False, True], ids=["plain", "tls"])
-async def test_blocks_go_from_process_to_process(tasks: trio.Nursery, tmp_path: Path, *, is_secured: bool) -> None:
-    """Each prompt's full blocks are moved, texts are those of one engine, and the books balance."""
+def reach_only(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engines reach each other only in this way: on their own machine, or by TCP."""
+    deliver = EngineLink.deliver
+
+    def told(message: Any) -> Any:
+        if not isinstance(message, EngineReady):
+            return message
+        by_tcp, _, here = message.peer_address.partition("#")
+        if way == "here":
+            _, _, listener = by_tcp.rpartition("/")
+            by_tcp = f"tcp://{HOST}:1/{listener}#{here}"
+        return attrs.evolve(message, peer_address=by_tcp)
+
+    async def deliver_told(link: EngineLink, messages: list[Any]) -> None:
+        await deliver(link, [told(message) for message in messages])
+
+    monkeypatch.setattr(EngineLink, "deliver", deliver_told)
+
+
+@pytest.mark.parametrize("way", ["here", "plain", "tls"])
+async def test_blocks_go_from_process_to_process(
+    tasks: trio.Nursery, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each prompt's full blocks are moved, through shared memory where engines are on one machine, else by TCP; texts
+    are those of one engine, and the books balance."""
+    is_secured = way == "tls"
+    reach_only(way, monkeypatch)
     files = Authority(tmp_path / "tls").files(HOST)
     names = {"link_tls_cert": files.cert, "link_tls_key": files.key, "link_tls_ca": files.ca} if is_secured else {}
     nodes, ports = LocalNodes(tasks), sorted(free_ports(2))
     cluster = ClusterConfig(model="tiny", peer_ports=(ports[0], ports[1]), **names)
     async with open_pair(nodes, cluster=cluster) as engines:
         addresses = [engine.ready.peer_address for engine in engines.client.runtime.desk.pool if engine.ready]
-        listening = [PeerAddress.parse(address).port for address in addresses]
-        assert len(listening) == 2 and all(ports[0] <= port <= ports[1] for port in listening)
+        listening = [PeerAddress.parse(address.partition("#")[0]).port for address in addresses]
+        assert way == "here" or all(ports[0] <= port <= ports[1] for port in listening)
         assert_moved(await ask_all(engines))
 
 
