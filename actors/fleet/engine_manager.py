@@ -22,7 +22,8 @@ from ..messages.accountant import EngineDied, StepReport
 from ..messages.router import EngineClosing, EngineDown, RoleChanged
 from ..request_desk.desk import RequestDesk
 from ..request_desk.engine_pool import PooledEngine
-from ..request_desk.health import DrainMode, LastEngine
+from ..request_desk.health import CannotMove, DrainMode, LastEngine
+from ..request_desk.moving import move_some, targets_of
 from ..router.route_store import RouterMessage
 from .supervisor import EngineHost, Supervisor
 
@@ -135,6 +136,15 @@ class EngineManager:
             drain.moves = True
         elif mode is DrainMode.HAND_OVER:
             drain.moves, drain.moving.deadline = False, now
+
+    def move(self, engine_id: int, count: int, target_id: int | None = None) -> int:
+        source = self._desk.pool[engine_id]
+        if self._config.on_engine_death != "resume":
+            raise CannotMove("With --on-engine-death fail, requests end on the engine where they began.")
+        targets = targets_of(self._desk.pool, source, target_id)
+        num_moved = move_some(self._desk.sequences, source, count, targets)
+        log.info("engine.relieved", engine_id=engine_id, num_moved=num_moved, targets=sorted(targets))
+        return num_moved
 
     async def _drain(self, engine: PooledEngine, drain: _Drain) -> None:
         """End an engine when it holds nothing; make it so when the time is up."""

@@ -78,6 +78,10 @@ class LastEngine(Exception):
     """Without this engine nothing could be served. Answer 409."""
 
 
+class CannotMove(Exception):
+    """No engine could continue what is to leave this one. Answer 409."""
+
+
 @attrs.frozen
 class Health:
     state: State

@@ -199,6 +199,13 @@ class EngineControl(Protocol):
         serve.
         """
 
+    def move(self, engine_id: int, count: int, target_id: int | None = None) -> int:
+        """Have others continue some of an engine's running sequences, with their blocks; return how many.
+
+        `target_id`: the engine that is to get them, if it still can when they come. Raises UnknownEngine and
+        CannotMove.
+        """
+
 
 class Desk(Protocol):
     """Opens requests and answers questions about the server."""

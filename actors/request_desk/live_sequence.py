@@ -55,6 +55,8 @@ class LiveSequence:
     """The last engine that it left with its blocks."""
     is_moving: bool = False
     """It has left `former`, and no other engine has admitted it."""
+    goes_to: frozenset[int] = frozenset()
+    """The engines, by id, of which one is to continue it, if any of them can. Empty: any."""
     leaves_as_planned: bool = False
     """It has left an engine that was to compute its prompt alone, and no other has taken it."""
     aborted: bool = False

@@ -210,7 +210,7 @@ class LiveSequences:
                 if message.is_resumed and not live.leaves_as_planned:
                     resumed[live.request_id] = live.numerics in (None, numerics)
                 live.incarnation, live.engine_id, live.numerics = incarnation, engine.engine_id, numerics
-                live.held_at, live.leaves_as_planned = held_at, False
+                live.held_at, live.leaves_as_planned, live.goes_to = held_at, False, frozenset()
                 live.ends_after_prefill = live.moves = message.ends_after_prefill
         for is_same in resumed.values():
             self.on_resumed(1, is_same)

@@ -8,6 +8,8 @@ blocks are fetched only from an engine that is ready in the incarnation that has
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import attrs
 import numpy as np
 
@@ -40,10 +42,21 @@ class Resuming:
         if live is None or (numerics := live.numerics) is None:
             return None
         same = [engine.slot for engine in self._store.open_engines() if engine.numerics == numerics]
+        if live.goes_to and (wanted := self._slots_of(live.goes_to, same)):
+            return wanted
         if self._only_same and not same and not self._may_come(numerics):
             error = RequestError(ErrorKind.INTERNAL, "Its engine died, and no other computes the same bits.")
             self._accountant.post(Refused(live.request_id, error, Fault.ENGINE_DIED))
         return same if same or self._only_same else None
+
+    def is_sent_elsewhere(self, submit: Submit) -> bool:
+        """Whether an operator has moved a sequence, which then goes alone, without others of its group."""
+        live = self._sequences.find(submit.sequence_id)
+        return live is not None and bool(live.goes_to)
+
+    def _slots_of(self, engine_ids: Collection[int], among: Collection[int]) -> list[int]:
+        engines = (self._store.engines.get(engine_id) for engine_id in engine_ids)
+        return [engine.slot for engine in engines if engine is not None and engine.slot in among]
 
     def _may_come(self, numerics: str) -> bool:
         """Whether an engine that computed these bits may be ready again."""

@@ -39,7 +39,7 @@ class Sending:
         """Send a sequence to an engine; return False if none may have it now."""
         store = self._store
         self.drop_route(submit.sequence_id)  # it was handed over
-        if submit.is_resumed and store.is_apart:
+        if submit.is_resumed and (store.is_apart or self._resuming.is_sent_elsewhere(submit)):
             submit = attrs.evolve(submit, num_to_come=0, tokens_to_come=0)  # those of its group may go elsewhere
             if submit.output_token_ids:
                 return self._continue(submit)

@@ -147,7 +147,10 @@ def _disturb_engine(pid: int, kind: str, pace: Pace, rng: random.Random) -> None
 
 
 def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) -> None:
-    """Drain an engine or remove it, if another is ready, and start one in its place; or give it another role."""
+    """Drain an engine or remove it, if another is ready, and start one in its place.
+
+    Or move some of its requests to others, or give it another role.
+    """
     server = engines.server
     roles = {its["id"]: its["role"] for its in _listed(server) if its["state"] == "ready"}
     if len(roles) < 2:
@@ -158,6 +161,11 @@ def _replace_engine(engines: Engines, timeline: Timeline, rng: random.Random) ->
             for role in (rng.choice(ROLES), roles[engine_id]):
                 _answer(server, "PATCH", f"/{engine_id}", {"role": role})
                 time.sleep(rng.uniform(0.2, 2.0))
+        return
+    if rng.random() < 0.3:
+        with timeline.during(server, "requests moved"):
+            found = _answer(server, "POST", f"/{engine_id}/move", {"count": rng.randrange(1, 9)})
+            assert found is None or found.status_code in (202, 404, 409), found.text
         return
     manner = rng.choice(("drained: finish", "drained: hand over", "drained: move", "removed"))
     with engines.starting, timeline.during(server, f"engine {manner}"):

@@ -28,6 +28,7 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.adapters import Adapters
 from quipu.actors.request_desk.health import (
+    CannotMove,
     DrainMode,
     EngineState,
     EngineStatus,
@@ -217,6 +218,7 @@ class FakeDesk:
     """Its engines; those that are drained or removed stay until the test removes them."""
     explain: Explain = lambda request_id, tenant: None
     drains: list[tuple[int, DrainMode, float | None, bool]] = attrs.field(factory=list)
+    moves: list[tuple[int, int, int | None]] = attrs.field(factory=list)
     """Ids, how, after how many seconds, and whether by force."""
     adapters: Adapters = attrs.field(factory=no_adapters)
     why_no_roles: str = ""
@@ -302,6 +304,13 @@ class FakeDesk:
             raise LastEngine
         self.engine_list[index] = attrs.evolve(self.engine_list[index], state=EngineState.DRAINING)
         self.drains.append((engine_id, mode, timeout_s, force))
+
+    def move(self, engine_id: int, count: int, target_id: int | None = None) -> int:
+        ids = [status.engine_id for status in self.engine_list if status.engine_id != engine_id]
+        if not ids or target_id not in (None, *ids):
+            raise CannotMove("No other engine is ready.")
+        self.moves.append((engine_id, count, target_id))
+        return min(count, 3)
 
     def render_metrics(self) -> bytes:
         return b"# TYPE quipu:open_accounts gauge\nquipu:open_accounts 0\n"

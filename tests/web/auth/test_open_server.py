@@ -22,6 +22,7 @@ ADMIN = [
     ("GET", "/v1/admin/engines"),
     ("POST", "/v1/admin/engines"),
     ("POST", "/v1/admin/engines/0/drain"),
+    ("POST", "/v1/admin/engines/0/move"),
     ("DELETE", "/v1/admin/engines/0"),
     ("GET", "/v1/organization/usage/completions"),
     ("GET", "/v1/organizations/usage_report/messages"),

@@ -31,12 +31,20 @@ from ..operation import (
 
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_PATH_CHARS: Final = 4096
+MAX_MOVED: Final = 1 << 20
+"""Sequences in one call: more than an engine can run."""
 _ROLE = BodyField(name="role", schema=one_of(*EngineRole), help="What the engine is for.")
 ADDED: Final = shape(BodyField(name="count", bounds=Bounds(minimum=1, maximum=MAX_ENGINES), default=1), _ROLE)
 CHANGED: Final = shape(BodyField(name="role", schema=one_of(*EngineRole), is_required=True))
 DRAINED: Final = shape(
     BodyField(name="mode", schema=one_of(*DrainMode), help="What becomes of its requests."),
     BodyField(name="timeout_s", type=NUMBER, bounds=Bounds(minimum=0), help="After which they are handed over."),
+)
+MOVED: Final = shape(
+    BodyField(
+        name="count", bounds=Bounds(minimum=1, maximum=MAX_MOVED), is_required=True, help="Of running sequences."
+    ),
+    BodyField(name="to", bounds=Bounds(minimum=0), help="The id of the engine that is to get them."),
 )
 _NAME = BodyField(name="lora_name", schema={"type": STRING, "pattern": f"^({NAME_PATTERN})$"}, is_required=True)
 LOADED: Final = shape(
@@ -166,6 +174,16 @@ DRAIN_ENGINE = Operation(
     answer=_ENGINE,
     status=_ACCEPTED,
     others={**_NOT_FOUND, **_CONFLICT},
+)
+MOVE_SEQUENCES = Operation(
+    summary="Have other engines continue some of an engine's requests",
+    tag=OPERATORS,
+    help="They fetch the KV blocks. The engine itself goes on.",
+    path=_ID,
+    body=MOVED,
+    answer=record({"id": COUNT, "count": COUNT}),
+    status=_ACCEPTED,
+    others={**_NOT_FOUND, HTTPStatus.CONFLICT: "No engine could continue them."},
 )
 REMOVE_ENGINE = Operation(
     summary="Remove an engine, whose requests others continue",

@@ -4,7 +4,8 @@
     POST   /v1/admin/engines               start more
     PATCH  /v1/admin/engines/{id}          change its role
     POST   /v1/admin/engines/{id}/drain    send it no more prompts; it ends when it holds nothing
-    DELETE /v1/admin/engines/{id}          likewise, but other engines continue its requests at once
+    POST   /v1/admin/engines/{id}/move     have others continue some of its requests; it goes on itself
+    DELETE /v1/admin/engines/{id}          drain it, but other engines continue its requests at once
 
 What must always hold: changes are only begun here, and the list shows how far they are; nothing waits between a
 question to the desk and the change that depends on its answer; a body is read before anything is changed.
@@ -23,7 +24,7 @@ from quart_trio import QuartTrio
 
 from quipu.actors.config.engine_roles import EngineRole, RolesRefused
 from quipu.actors.config.runtime_config import MAX_ENGINES
-from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus, LastEngine
+from quipu.actors.request_desk.health import CannotMove, DrainMode, EngineState, EngineStatus, LastEngine
 from quipu.actors.request_desk.interface import Desk
 
 from ...request.errors import APIError, bad_value, no_engines, not_found
@@ -42,6 +43,8 @@ from .admin_schemas import (
     DRAIN_ENGINE,
     DRAINED,
     LIST_ENGINES,
+    MOVE_SEQUENCES,
+    MOVED,
     REMOVE_ENGINE,
 )
 from .routes import describe_upstreams
@@ -88,6 +91,20 @@ def install_engines(app: QuartTrio, desk: Desk) -> None:
         fields = await _read_fields(DRAINED)
         mode, timeout_s = _read_mode(fields), fields.number("timeout_s")
         return _drain(desk, engine_id, mode, timeout_s)
+
+    @route(app, "POST /v1/admin/engines/<engine_id>/move", MOVE_SEQUENCES)
+    async def move_sequences(engine_id: str) -> Response:
+        fields = await _read_fields(MOVED)
+        if (count := fields.integer("count")) is None:
+            raise missing("count")
+        source, target_id = _status_of(desk, engine_id), fields.integer("to")
+        try:
+            num_moved = desk.control.move(source.engine_id, count, target_id)
+        except CannotMove as error:
+            raise APIError(
+                HTTPStatus.CONFLICT, str(error), "invalid_request_error", param="to", code="no_target"
+            ) from None
+        return _answer({"id": source.engine_id, "count": num_moved})
 
     @route(app, "DELETE /v1/admin/engines/<engine_id>", REMOVE_ENGINE)
     async def remove_engine(engine_id: str) -> Response:

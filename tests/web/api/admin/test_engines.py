@@ -175,6 +175,38 @@ async def test_drain_refuses(body: object, param: str | None, code: str) -> None
     assert not desk.drains
 
 
+@pytest.mark.parametrize(
+    ("body", "target_id", "moved"),
+    [({"count": 2}, None, 2), ({"count": 9, "to": 3}, 3, 3), ({"count": 1, "to": None}, None, 1)],
+)
+async def test_move(body: dict[str, Any], target_id: int | None, moved: int) -> None:
+    """Others continue some of an engine's requests, and the answer is how many."""
+    desk = desk_of()
+    assert await ask(desk, "POST", f"{PATH}/2/move", body) == (202, {"id": 2, "count": moved})
+    assert desk.moves == [(2, body["count"], target_id)] and not desk.drains
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        ({}, 400, "count", "missing_required_parameter"),
+        (b"", 400, "count", "missing_required_parameter"),
+        ({"count": 0}, 400, "count", "invalid_value"),
+        ({"count": 2**20 + 1}, 400, "count", "invalid_value"),
+        ({"count": 1.5}, 400, "count", "invalid_type"),
+        ({"count": 1, "to": -1}, 400, "to", "invalid_value"),
+        ({"count": 1, "to": "3"}, 400, "to", "invalid_type"),
+        ({"count": 1, "to": 7}, 409, "to", "no_target"),
+    ],
+)
+async def test_move_refuses(body: object, status: int, param: str, code: str) -> None:
+    """An invalid field is a 400 that names it, an engine that cannot continue anything a 409, and nothing is moved."""
+    desk = desk_of()
+    found, answer = await ask(desk, "POST", f"{PATH}/2/move", body)
+    assert (found, answer["error"]["param"], answer["error"]["code"]) == (status, param, code)
+    assert not desk.moves
+
+
 async def test_add_with_a_role() -> None:
     """Engines are added with the role that the body names, and none has another by itself."""
     desk = desk_of()
@@ -223,14 +255,14 @@ async def test_server_without_roles() -> None:
 
 
 @pytest.mark.parametrize("engine_id", ["1", "4", "-1", "02", "x", "2.0", "9" * 400, "٢"])
-@pytest.mark.parametrize(("method", "suffix"), [("POST", "/drain"), ("DELETE", ""), ("PATCH", "")])
+@pytest.mark.parametrize(("method", "suffix"), [("POST", "/drain"), ("POST", "/move"), ("DELETE", ""), ("PATCH", "")])
 async def test_unknown_engine(method: str, suffix: str, engine_id: str) -> None:
     """An id that no engine has is a 404."""
     desk = desk_of()
-    body = {"role": "decode"} if method == "PATCH" else b""
+    body = {"role": "decode"} if method == "PATCH" else {"count": 1} if suffix == "/move" else b""
     status, answer = await ask(desk, method, f"{PATH}/{engine_id}{suffix}", body)
     assert (status, answer["error"]["code"]) == (404, "engine_not_found")
-    assert not desk.drains
+    assert not desk.drains and not desk.moves
 
 
 async def test_remove() -> None:
