@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace, serve_flags: Sequence[str]) -> int:
         flags = ["--model", arguments.model, "--data-dir", data_dir, "--batch-concurrency", str(arguments.concurrency)]
         with _serving([*flags, *serve_flags], Path(folder)) as http:
             batch = _start(http, source, endpoint)
-            done = _wait(http, batch["id"])
+            done = wait_for_end(http, batch["id"])
             if done["status"] != "completed":
                 raise RunBatchError(_why_not(done))
             part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -133,7 +133,7 @@ def _start(http: httpx2.Client, source: Path, endpoint: str) -> Any:
     return _json(http.post("/v1/batches", json=wanted))
 
 
-def _wait(http: httpx2.Client, batch_id: str) -> Any:
+def wait_for_end(http: httpx2.Client, batch_id: str) -> Any:
     """Return the batch at its end, and show meanwhile how far it is, on a terminal."""
     bar: Any = None
     try:
