@@ -18,8 +18,8 @@ from typing import Any
 import attrs
 import orjson
 
+from ..shared.private_database import transaction
 from .item_tables import ITEM_OVERHEAD_BYTES, MAX_PAGE_BYTES, ItemTables
-from .store_file import transaction
 from .store_space import OBJECT_OVERHEAD_BYTES, StoreSpace
 from .stored import (
     Context,

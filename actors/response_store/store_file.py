@@ -1,7 +1,6 @@
 """The file of the response store: opens it, makes its tables, and removes the traces of what was deleted.
 
-One connection has the file for itself (`locking_mode=EXCLUSIVE`): a reader in another process could keep deleted text
-in the write-ahead log. All of this blocks, so nothing here may run in the event loop.
+How it is opened, `../shared/private_database.py` says. All of this blocks, so nothing here may run in the event loop.
 
 What must always hold: only the owner can read the file and its log; after `purge` neither contains a byte of what was
 deleted; no message contains what is stored.
@@ -10,27 +9,13 @@ deleted; no message contains what is stored.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ..shared.private_files import make_private_database
+from ..shared.private_database import PAGE_BYTES, forget_journal, make_tables, open_private_database
 from .stored import StoreError, StoreUnavailable
 
 NAME: Final = "responses.sqlite3"
-PAGE_BYTES: Final = 4096
-OPEN_LOCK_S: Final = 2.0
-"""How long a start waits for another process that has the file open."""
-_PRAGMAS = (
-    f"page_size={PAGE_BYTES}",
-    "locking_mode=EXCLUSIVE",
-    "journal_mode=WAL",
-    "synchronous=NORMAL",
-    "secure_delete=ON",
-    "temp_store=MEMORY",  # no temporary file has a copy
-    "cell_size_check=ON",
-)
 _SCHEMA = """
 CREATE TABLE objects(
   number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, kind TEXT NOT NULL,
@@ -50,8 +35,8 @@ CREATE TABLE items(
 CREATE INDEX items_of_segment ON items(segment, number, id);
 """
 _SCHEMAS: Final = (
-    _SCHEMA,
-    "ALTER TABLE items ADD COLUMN logprobs BLOB NOT NULL DEFAULT x''",
+    _SCHEMA.split(";\n"),
+    ["ALTER TABLE items ADD COLUMN logprobs BLOB NOT NULL DEFAULT x''"],
 )
 """What makes each version of the one before it."""
 SCHEMA_VERSION: Final = len(_SCHEMAS)
@@ -60,30 +45,26 @@ SCHEMA_VERSION: Final = len(_SCHEMAS)
 def open_file(path: Path) -> sqlite3.Connection:
     """Open the database, making it if needed; it is then private and without traces. Raises StoreError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        make_private_database(path)
-        connection = sqlite3.connect(path, timeout=OPEN_LOCK_S, isolation_level=None, check_same_thread=False)
-    except (OSError, sqlite3.Error) as error:
+        connection = open_private_database(path, synchronous="NORMAL")
+    except OSError as error:
         raise StoreError(f"cannot open the response store {path}: {error}") from None
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from None
     try:
-        for pragma in _PRAGMAS:
-            connection.execute(f"PRAGMA {pragma}").fetchall()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
+        if not make_tables(connection, _SCHEMAS):
             raise StoreError(f"the response store {path} was written by a newer version of quipu")
-        if version < SCHEMA_VERSION:
-            with transaction(connection):
-                for statement in ";\n".join(_SCHEMAS[version:]).split(";\n"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         purge(connection)
     except sqlite3.Error as error:
         connection.close()
-        raise StoreError(f"cannot use the response store {path}: {error}. {_hint(error)}") from None
+        raise _unusable(path, error) from None
     except StoreError:
         connection.close()
         raise
     return connection
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> StoreError:
+    return StoreError(f"cannot use the response store {path}: {error}. {_hint(error)}")
 
 
 def _hint(error: sqlite3.Error) -> str:
@@ -94,23 +75,9 @@ def _hint(error: sqlite3.Error) -> str:
     return "Move it away to start with an empty one; what it has is lost then."
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the block does, or nothing of it."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
 def purge(connection: sqlite3.Connection) -> None:
     """Move the log into the file, where deleted content is zeros, and truncate it. Raises StoreUnavailable."""
-    is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    if is_busy:
+    if not forget_journal(connection):
         raise StoreUnavailable("deleted text is still in the log of the response store")
 
 

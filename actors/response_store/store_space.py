@@ -11,8 +11,9 @@ from __future__ import annotations
 import sqlite3
 from array import array
 
+from ..shared.private_database import transaction
 from .item_tables import ItemTables
-from .store_file import purge, transaction, used_bytes
+from .store_file import purge, used_bytes
 from .stored import StoreFull
 
 OBJECT_OVERHEAD_BYTES = 512

@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import msgspec
 
-from quipu.actors.shared.private_database import forget_journal, open_private_database
+from quipu.actors.shared.private_database import (
+    forget_journal,
+    make_private_folder,
+    make_tables,
+    open_private_database,
+    transaction,
+)
 
 from .batch_values import Batch, ResultKind, StoredFile, Usage
 from .file_folder import FileFolder
 
 DATABASE_NAME: Final = "batches.sqlite3"
-_VERSION: Final = 1
 _TABLES: Final = (
     """create table files (
         id text primary key, tenant text not null, purpose text not null, expires_at integer,
@@ -75,18 +81,20 @@ class StoreDatabase:
     def __init__(self, path: Path) -> None:
         """Open the store in a folder, or create it. Raises BatchStoreError."""
         try:
-            self._db = open_private_database(path / DATABASE_NAME)
-            self.folder = FileFolder(path / "files")
-            version = self._db.execute("pragma user_version").fetchone()[0]
-            if version > _VERSION:
-                raise BatchStoreError(f"the batches in {path} were written by a newer version of quipu")
-            if version < _VERSION:
-                with self._transaction():
-                    for table in _TABLES:
-                        self._db.execute(table)
-                    self._db.execute(f"pragma user_version = {_VERSION}")
+            make_private_folder(path)
+            self._db = open_private_database(path / DATABASE_NAME, synchronous="FULL")
         except (OSError, sqlite3.Error) as error:
-            raise BatchStoreError(f"cannot keep batches in {path}: {error}") from None
+            raise _unusable(path, error) from None
+        try:
+            self.folder = FileFolder(path / "files")
+            if not make_tables(self._db, [_TABLES]):
+                raise BatchStoreError(f"the batches in {path} were written by a newer version of quipu")
+        except (OSError, sqlite3.Error) as error:
+            self._db.close()
+            raise _unusable(path, error) from None
+        except BatchStoreError:
+            self._db.close()
+            raise
 
     def close(self) -> None:
         self._db.close()
@@ -112,26 +120,9 @@ class StoreDatabase:
     def _rows(self, query: str, values: Sequence[Any]) -> list[Any]:
         return self._db.execute(query, values).fetchall()
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+    def _transaction(self) -> AbstractContextManager[None]:
+        return transaction(self._db)
 
 
-class _Transaction:
-    """Commits at the end of a block, or rolls back if it raises."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("begin immediate")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            try:
-                self._connection.execute("commit")
-            except sqlite3.Error:
-                if self._connection.in_transaction:
-                    self._connection.execute("rollback")
-                raise
-        elif self._connection.in_transaction:
-            self._connection.execute("rollback")
+def _unusable(path: Path, error: Exception) -> BatchStoreError:
+    return BatchStoreError(f"cannot keep batches in {path}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from quipu.actors.response_store.stored import (
     StoreFull,
     StoreUnavailable,
 )
+from quipu.actors.shared import private_database
 from tests.actors.response_store.stores import TTL_S, Store, bytes_on_disk, open_tables
 
 BIG = "x" * 50_000
@@ -322,7 +324,8 @@ def test_newer_file(tmp_path: Path) -> None:
 
 def test_file_in_use(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two servers cannot have the same file, and nobody else can read it meanwhile."""
-    monkeypatch.setattr("quipu.actors.response_store.store_file.OPEN_LOCK_S", 0.0)
+    open_at_once = partial(private_database.open_private_database, lock_s=0.0)
+    monkeypatch.setattr("quipu.actors.response_store.store_file.open_private_database", open_at_once)
     with pytest.raises(StoreError, match="Another process has it open"):
         open_file(store.path)
     reader = sqlite3.connect(store.path, timeout=0)
