@@ -101,6 +101,8 @@ CHOICES: Mapping[str, Strategy[Any]] = {
 }
 ADMISSION: Mapping[str, Strategy[Any]] = {
     "priority": mostly(st.just(0), st.integers(-2, 2)),
+    "truncate_prompt_tokens": mostly(st.none(), st.integers(-2, 30)),
+    "truncation_side": mostly(st.sampled_from(["left", "right"]), JUNK),
     "cache_salt": st.text(max_size=5) | st.just("s" * 257),
 }
 FOREIGN: Mapping[str, Strategy[Any]] = {

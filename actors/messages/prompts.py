@@ -10,8 +10,20 @@ import attrs
 
 
 @attrs.frozen
+class Truncation:
+    """How prompts are shortened that have more tokens than their client wants."""
+
+    num_tokens: int
+    """The most that they may have, at least 1."""
+    keeps_end: bool
+    """What is dropped is their beginning."""
+
+
+@attrs.frozen
 class TextPrompt:
     text: str
+    tail: str = ""
+    """The end of the text, of which nothing is dropped if the text is shortened at its end."""
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from quipu.kernels.step_types import SequenceKind
 from .grammar import GrammarSpec
 from .handler import PromptOutlet
 from .output import OutputRules
-from .prompts import Prompt
+from .prompts import Prompt, Truncation
 from .sampling import SamplingParams
 
 
@@ -59,6 +59,8 @@ class Encode:
     """Digest of the adapter whose weights are added to the model's. Part of every block key. Empty: there is none."""
     system_param: str = ""
     """The field with a chat's system message, if that is a separate field."""
+    truncation: Truncation | None = None
+    """None: a prompt that is too long is refused."""
 
 
 @attrs.frozen
@@ -97,6 +99,7 @@ class ReadPrompt:
     with_text: bool = False
     with_names: bool = False
     """The client wants each token as the vocabulary spells it."""
+    truncation: Truncation | None = None
 
 
 PromptQuestion = CountTokens | KeyPrompt | ReadPrompt

@@ -20,9 +20,9 @@ from ..messages.accountant import Caller, Left, OpenAccount, Refused
 from ..messages.detokenizer import Forget, Track
 from ..messages.handler import KeepAnswer, PromptRead
 from ..messages.outcomes import ErrorKind, Fault, RequestError
-from ..messages.prompts import Prompt
+from ..messages.prompts import Prompt, Truncation
 from ..messages.scheduler import Abort, ResetPrefixCache, SequenceKind, Submit
-from ..messages.tokenizer import Encode, PromptQuestion
+from ..messages.tokenizer import Encode, PromptQuestion, ReadPrompt
 from ..messages.upstream import Forward
 from ..shared.seeds import recorded_seed
 from .adapters import Adapters
@@ -145,9 +145,10 @@ class RequestDesk:
         special: bool = True,
         with_text: bool = False,
         with_names: bool = False,
+        truncation: Truncation | None = None,
     ) -> PromptRead:
         return await self._questions.read_prompt(
-            prompt, prompt_param, tenant, special=special, with_text=with_text, with_names=with_names
+            lambda outlet: ReadPrompt(prompt, prompt_param, outlet, tenant, special, with_text, with_names, truncation)
         )
 
     async def look_up(self, request: Encode, /, *, prefetch: bool = False) -> Sequence[PromptLookUp]:

@@ -22,7 +22,7 @@ from ..messages.explanations import Explanation
 from ..messages.handler import KeepAnswer, LookedUp, PromptRead
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
-from ..messages.prompts import PartSpan, Prompt
+from ..messages.prompts import PartSpan, Prompt, Truncation
 from ..messages.supervisor import EngineReady
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
@@ -254,6 +254,7 @@ class Desk(Protocol):
         special: bool = True,
         with_text: bool = False,
         with_names: bool = False,
+        truncation: Truncation | None = None,
     ) -> PromptRead:
         """Return a prompt's tokens, also of one that does not fit the context. Opens no account, uses no engine.
 

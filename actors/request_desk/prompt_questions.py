@@ -42,15 +42,11 @@ class PromptQuestions:
         assert isinstance(counted, Counted)
         return counted.num_tokens
 
-    async def read_prompt(
-        self, prompt: Prompt, prompt_param: str, tenant: str, *, special: bool, with_text: bool, with_names: bool
-    ) -> PromptRead:
+    async def read_prompt(self, question: Callable[[PromptSlot], ReadPrompt]) -> PromptRead:
         self._check_room()
         self.num_open += 1
         try:
-            read = await self._ask(
-                lambda slot: ReadPrompt(prompt, prompt_param, slot, tenant, special, with_text, with_names)
-            )
+            read = await self._ask(question)
         finally:
             self.num_open -= 1
         assert isinstance(read, PromptRead)

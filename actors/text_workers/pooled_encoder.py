@@ -27,16 +27,15 @@ from ..tokenizer.chat_template import ChatTooLong, TemplateError
 from ..tokenizer.context_length import TOO_LONG, output_budget, prompt_too_long
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
 from ..tokenizer.outlines import outline_of, part_ends
-from ..tokenizer.prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, options_of
+from ..tokenizer.prompt_encoder import MAX_READ_TOKENS, EncodedPrompt, EncodingOptions, EncodingSlot, options_of
 from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
+from ..tokenizer.truncation import shortened_chat, shortened_ids, shortened_text
 from .lanes import InlineSlot, Lanes
 from .renderer import MAX_CHARACTERS, Renderer
 
 log = structlog.get_logger()
 
-MAX_READ_TOKENS = 1 << 20
-"""Tokens of a prompt that a client may see (`read`), however long the context is."""
 NAMES_AT_ONCE = 512
 """Tokens whose names are looked up between two checkpoints: about a millisecond."""
 
@@ -84,7 +83,7 @@ class PooledEncoder:
     async def encode(
         self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int
     ) -> EncodedPrompt | RequestError:
-        advisor = self._advisor
+        advisor = self._advisor if options.truncation is None else None
         encoded = await self._encode(prompt, options, slot, max_model_len, outlines=advisor is not None)
         if advisor is None or not isinstance(prompt, ChatPrompt) or isinstance(encoded, RequestError):
             return encoded
@@ -103,10 +102,26 @@ class PooledEncoder:
     async def _encode(
         self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int, *, outlines: bool
     ) -> EncodedPrompt | RequestError:
+        """Encode one prompt, and shorten it if its client wants that."""
+        max_length = options.max_length(max_model_len)
+        encoded = await self._encode_whole(prompt, options, slot, max_length, outlines=outlines)
+        if max_length != max_model_len and isinstance(encoded, RequestError):
+            return _longer_than_read(encoded, options.prompt_param)
+        if options.truncation is None or isinstance(encoded, RequestError) or not isinstance(prompt, ChatPrompt):
+            return encoded
+        return shortened_chat(encoded, options.truncation)
+
+    async def _encode_whole(
+        self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int, *, outlines: bool
+    ) -> EncodedPrompt | RequestError:
+        """Encode one prompt; of a chat everything is kept, however it is to be shortened."""
+        truncation = options.truncation
         if (error := exceeds_context(prompt, options.prompt_param, self._encoder, max_model_len)) is not None:
             return error
         match prompt:
             case TokenPrompt():
+                if truncation is not None:
+                    return EncodedPrompt(shortened_ids(prompt.token_ids, truncation))
                 if not options.echo or not prompt.token_ids:
                     return EncodedPrompt(list(prompt.token_ids))
                 decoder = self._decoder.make_decoder(skip_special_tokens=options.skip_special_tokens, prompt_tail=())
@@ -121,6 +136,10 @@ class PooledEncoder:
                 )
                 if isinstance(encoded, TooManyTokens):
                     return _too_many(options.prompt_param, encoded, max_model_len)
+                if truncation is not None:
+                    ids, wanted = encoded.token_ids, truncation
+                    short = await slot.encode(lambda e: shortened_text(e, ids, prompt, wanted, special=special))
+                    return short if isinstance(short, RequestError) else self._checked(EncodedPrompt(short), options)
                 return self._checked(EncodedPrompt(encoded.token_ids, echo=encoded.echo), options)
             case ChatPrompt():
                 return await self._encode_chat(prompt, options, max_model_len, outlines=outlines)
@@ -155,6 +174,7 @@ class PooledEncoder:
             echo=with_text,
             skip_special_tokens=False,
             add_special_tokens=question.add_special_tokens,
+            truncation=question.truncation,
         )
         slot = self.enter(tenant, num_bytes_to_encode((prompt,), (), echo=with_text))
         try:
@@ -162,8 +182,7 @@ class PooledEncoder:
         finally:
             slot.leave()
         if isinstance(encoded, RequestError):
-            message = f"Invalid value for `{param}`: must not have more than {MAX_READ_TOKENS} tokens."
-            return attrs.evolve(encoded, message=message) if encoded.code == TOO_LONG else encoded
+            return _longer_than_read(encoded, param)
         text = prompt.text if isinstance(prompt, TextPrompt) else "" if encoded.echo is None else encoded.echo.text
         names: list[str] = []
         while question.with_names and len(names) < len(encoded.token_ids):
@@ -249,6 +268,11 @@ class PooledEncoder:
 
 def _outlined(chat: ChatPrompt | None, text: str, encoder: TextEncoder) -> tuple[int, ...]:
     return () if chat is None else part_ends(chat, text, encoder.split_points.tokens_between)
+
+
+def _longer_than_read(error: RequestError, param: str) -> RequestError:
+    message = f"Invalid value for `{param}`: must not have more than {MAX_READ_TOKENS} tokens."
+    return attrs.evolve(error, message=message) if error.code == TOO_LONG else error
 
 
 def _too_many(param: str, counted: TooManyTokens, max_model_len: int) -> RequestError:

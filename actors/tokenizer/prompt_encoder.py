@@ -15,12 +15,16 @@ from ..messages.explanations import NO_OUTLINE, Advice, PromptOutline
 from ..messages.grammar import GrammarSpec
 from ..messages.handler import PromptRead
 from ..messages.outcomes import RequestError
-from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText
+from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText, Truncation
 from ..messages.tokenizer import Encode, ReadPrompt
 from .encoder import TextEncoder
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+MAX_READ_TOKENS = 1 << 20
+"""Tokens of a prompt that a client may see, or have shortened, however long the context is."""
 
 
 @attrs.frozen
@@ -50,6 +54,11 @@ class EncodingOptions:
     """The owner of cached segments; None disables the cache."""
     request_id: str = ""
     """The server's own, for advice."""
+    truncation: Truncation | None = None
+
+    def max_length(self, max_model_len: int) -> int:
+        """Return how many tokens are too many for a prompt before it is shortened."""
+        return max_model_len if self.truncation is None else MAX_READ_TOKENS + 1
 
 
 def owner_of(request: Encode) -> str:
@@ -69,6 +78,7 @@ def options_of(request: Encode) -> EncodingOptions:
         skip_special_tokens=request.skip_special_tokens,
         owner=owner_of(request),
         request_id=request.request_id,
+        truncation=request.truncation,
     )
 
 

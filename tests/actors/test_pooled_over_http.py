@@ -84,7 +84,7 @@ async def test_kinds_of_input(autojump_clock: trio.abc.Clock, given: str) -> Non
         ({"input": "x", "dimensions": 17}, "dimensions"),
         ({"input": "x", "dimensions": "a"}, "dimensions"),
         ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"input": "x", "model": "none"}, "model"),
     ],
 )

@@ -22,7 +22,7 @@ from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.counts import UNKNOWN, Known
 from quipu.actors.messages.handler import Closed, Delta, KeepAnswer, OutletEvent, PromptRead, Started
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
-from quipu.actors.messages.prompts import Prompt
+from quipu.actors.messages.prompts import Prompt, Truncation
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
@@ -238,6 +238,7 @@ class FakeDesk:
         special: bool = True,
         with_text: bool = False,
         with_names: bool = False,
+        truncation: Truncation | None = None,
     ) -> PromptRead:
         await trio.lowlevel.checkpoint()
         return self.read

@@ -22,7 +22,7 @@ from . import item_shapes as items
 from . import message_shapes as blocks
 from .body_field import ARRAY, BOOLEAN, OFF, STRING, BodyField, Refusal, Schema, Shape, Why
 from .foreign_table import FOREIGN
-from .pooled_bodies import POOLED_BODIES
+from .pooled_bodies import POOLED_BODIES, SIDES, TRUNCATION
 
 MAX_CHOICES = 128
 """As in OpenAI's API."""
@@ -189,6 +189,8 @@ FIELDS: tuple[BodyField, ...] = (
     _field("thinking_token_budget", CHAT, RESPONSES, off=(-1,), messages=(-1,), bounds=Bounds(minimum=-1)),
     _field("tool_choice", CHAT, RESPONSES, schema=shapes.TOOL_CHOICE, refusals={COMPLETIONS: _NO_CALL}),
     _field("tool_choice", MESSAGES, inner=blocks.TOOL_CHOICE),
+    _field(TRUNCATION, COMPLETIONS, CHAT, off=OFF, messages=OFF, bounds=Bounds(minimum=-1)),
+    _field("truncation_side", COMPLETIONS, CHAT, choices=SIDES),
     _field("tools", CHAT, schema=_list_of(shapes.CHAT_TOOL), refusals={COMPLETIONS: Refusal(OFF)}),
     _field("tools", RESPONSES, schema=_list_of(items.RESPONSE_TOOL)),
     _field("tools", MESSAGES, items=blocks.MESSAGES_TOOL),

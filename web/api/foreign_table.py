@@ -107,7 +107,7 @@ _REFUSED = (
         only_with={"reasoning_budget_tokens": -1},
     ),
     # other prompts
-    *_fields("truncate_prompt_tokens prompt_embeds media_io_kwargs previous_input_messages previous_response", VLLM),
+    *_fields("prompt_embeds media_io_kwargs previous_input_messages previous_response", VLLM),
     *_fields("vllm_xargs", VLLM),
     *_fields("mm_processor_kwargs", VLLM, LMDEPLOY),
     *_fields("input_ids session_params task", SGLANG),
@@ -140,7 +140,7 @@ _REFUSED = (
 )
 _harmless = partial(_fields, is_refused=False)
 _HARMLESS = (
-    *_harmless("request_id truncation_side guided_decoding_backend return_token_offsets return_prompt_text", VLLM),
+    *_harmless("request_id guided_decoding_backend return_token_offsets return_prompt_text", VLLM),
     *_harmless("routed_experts_prompt_start enable_response_messages", VLLM),
     *_harmless("return_mm_kwargs", VLLM, neutral=EITHER),
     *_harmless("stream_interval", VLLM, neutral=(1,)),

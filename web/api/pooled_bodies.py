@@ -23,6 +23,9 @@ _DOCUMENT: Schema = {"anyOf": [{"type": STRING}, shape(BodyField(name="text", ty
 _DOCUMENTS: Schema = {"type": ARRAY, "items": _DOCUMENT, "minItems": 1}
 
 
+TRUNCATION, SIDES = "truncate_prompt_tokens", ("left", "right")
+
+
 def _field(name: str, *apis: str, **declared: Any) -> BodyField:
     return BodyField(name=name, apis=apis, **declared)
 
@@ -33,6 +36,8 @@ _COMMON = (
     _field("priority", *POOLED, attribute="priority", default=0, bounds=_PRIORITIES),
     _field("prompt_cache_key", *POOLED, type=STRING),
     _field("return_cached_tokens_details", *POOLED, type=BOOLEAN),
+    _field(TRUNCATION, *POOLED, bounds=Bounds(minimum=-1)),
+    _field("truncation_side", *POOLED, choices=SIDES),
     _field("user", *POOLED, type=STRING),
 )
 _INSTRUCTION = _field("instruction", *SCORES, *RERANKS, max_length=MAX_INSTRUCTION_CHARS)

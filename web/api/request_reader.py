@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quipu.actors.config.declarations import MESSAGES
-from quipu.actors.messages.prompts import Prompt
+from quipu.actors.config.declarations import CHAT, COMPLETIONS, MESSAGES
+from quipu.actors.messages.prompts import Prompt, Truncation
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ..request.errors import bad_value
@@ -17,6 +17,7 @@ from .body_table import PROMPT_FIELDS
 from .declared_body import Body
 from .fields import Fields, wrong_type
 from .generation import NO_SCORES, Delivery, GenerationRequest, TokenLimit, WantedScores, read_affinity_key
+from .pooled_bodies import TRUNCATION
 from .sampling import read_sampling
 
 AFFINITY_FIELDS = ("prompt_cache_key", "user")
@@ -43,6 +44,9 @@ def read_request(
     if len(prompts) * num_choices > max_sequences:
         raise bad_value(prompt_param, f"the number of prompts times `n` must be at most {max_sequences}")
     sampling = read_sampling(body, info, limit, scores)
+    truncation = None
+    if body.endpoint in (COMPLETIONS, CHAT):
+        truncation = read_truncation(body, info, limit.num_tokens, keeps_end=True)
     stop = _read_stop(body)
     return GenerationRequest(
         model=model,
@@ -56,6 +60,7 @@ def read_request(
         stop=stop,
         echo=scores.echo,
         scores=scores,
+        truncation=truncation,
         **body.carried(GenerationRequest),
         affinity_key=read_affinity_key(body, *AFFINITY_FIELDS) if affinity_key is None else affinity_key,
     )
@@ -86,6 +91,25 @@ def read_limit(fields: Fields) -> TokenLimit:
     # Both are checked, so that neither hides an invalid value of the other.
     older, newer = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
     return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")
+
+
+def read_truncation(body: Body, info: ServingInfo, max_tokens: int | None, *, keeps_end: bool) -> Truncation | None:
+    """Return how prompts are shortened, so that an output of `max_tokens` fits. None: they are not. Raises APIError.
+
+    `keeps_end`: which end is kept unless the client says.
+    """
+    wanted, side = body.integer(TRUNCATION), body.optional_text("truncation_side")
+    if wanted is None:
+        return None
+    if body.get("echo"):
+        raise bad_value(TRUNCATION, "not allowed together with `echo`")
+    most = info.max_model_len - max(1, max_tokens or 1)
+    if most < 1:
+        return None  # refused for its limit
+    if wanted == 0 or wanted > most:
+        room = f"what an output leaves of the context length of {info.max_model_len}"
+        raise bad_value(TRUNCATION, f"must be -1, or between 1 and {most}, {room}")
+    return Truncation(most if wanted < 0 else wanted, keeps_end if side is None else side == "left")
 
 
 def read_delivery(fields: Fields) -> Delivery:

@@ -53,6 +53,7 @@ HARMLESS_ELSEWHERE = {
     *("safety_identifier", "service_tier", "store", "stream_options", "user", "verbosity"),
     *("input", "messages", "prompt"),
     *("dimensions", "encoding_format", "instruction", "query", "return_documents", "text_1", "text_2", "top_n"),
+    "truncation_side",
 }
 """Fields that change no answer of an endpoint that does not read them: plain texts have no calls, fields of the cache
 and labels never change an answer, and a request without the endpoint's own input is refused anyway."""

@@ -22,6 +22,7 @@ from .chat_tools import read_chat_tools
 from .logprobs import read_chat_scores
 from .prediction import read_prediction
 from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
+from .responses_echo import read_metadata
 
 
 async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
@@ -29,6 +30,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     fields = Body(body, CHAT)
     model = read_model(fields, info)
     fields.refuse_unsupported()
+    read_metadata(fields)  # checked, although only what is stored has it
     limit = read_limit(fields)
     thinking = Thinking(info.output)
     thinking.read_effort(fields, "reasoning_effort")

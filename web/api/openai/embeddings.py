@@ -65,7 +65,7 @@ async def read_embeddings(parsed: ParsedRequest) -> Reply:
     async with Pace() as pace:
         prompts = await read_prompts(body, "input", info, parsed.options.max_sequences, pace)
     prompts = with_default_prompt(prompts, info.vectors.default_prompt)
-    wanted = pooled_request(body, model, prompts, "input", SequenceKind.EMBED, dimensions)
+    wanted = pooled_request(body, info, model, prompts, "input", SequenceKind.EMBED, dimensions)
     return EmbeddingsReply(wanted, parsed.request_id, as_base64=as_base64)
 
 

@@ -18,17 +18,24 @@ from quipu.actors.messages.prompts import Prompt, TextPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import SequenceKind
 from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import internal
 from ..declared_body import Body
 from ..generation import Delivery, GenerationRequest, read_affinity_key
-from ..request_reader import AFFINITY_FIELDS
+from ..request_reader import AFFINITY_FIELDS, read_truncation
 from ..stream import Transcript
 from ..usage import openai_usage
 
 
 def pooled_request(
-    body: Body, model: str, prompts: tuple[Prompt, ...], prompt_param: str, kind: SequenceKind, dimensions: int | None
+    body: Body,
+    info: ServingInfo,
+    model: str,
+    prompts: tuple[Prompt, ...],
+    prompt_param: str,
+    kind: SequenceKind,
+    dimensions: int | None = None,
 ) -> GenerationRequest:
     """Return the request for these prompts. Raises APIError."""
     return GenerationRequest(
@@ -44,6 +51,7 @@ def pooled_request(
         skip_special_tokens=True,
         kind=kind,
         delivery=Delivery(with_tiers=body.flag("return_cached_tokens_details")),
+        truncation=read_truncation(body, info, 0, keeps_end=False),
         affinity_key=read_affinity_key(body, *AFFINITY_FIELDS),
         **body.carried(GenerationRequest),
     )

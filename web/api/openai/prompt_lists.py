@@ -15,7 +15,10 @@ from quipu.actors.request_desk.interface import ServingInfo
 from ...request.errors import bad_value, invalid
 from ..fields import Fields, many_token_ids, missing, wrong_type
 from ..pace import Pace
+from ..pooled_bodies import TRUNCATION
 
+MAX_READ_TOKENS = 1 << 20
+"""Of one prompt that is shortened, as in the tokenizer."""
 _NUM_LOOKED_AT = 1024
 """Items of a list by which its kind is determined."""
 _PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -36,7 +39,7 @@ async def read_prompts(
         raise bad_value(name, "must not be empty")
     kinds = set(map(type, value[:_NUM_LOOKED_AT]))
     if kinds == {int}:
-        return (await _token_prompt(value, name, name, info, pace),)
+        return (await _token_prompt(value, fields, name, name, info, pace),)
     if len(value) > max_sequences:
         raise bad_value(name, f"must have at most {max_sequences} prompts")
     kinds = set(map(type, value))
@@ -44,13 +47,19 @@ async def read_prompts(
         raise wrong_type(name, _PROMPT_TYPES)
     if kinds == {str}:
         return tuple(map(TextPrompt, value))
-    return tuple([await _token_prompt(ids, name, f"{name}[{index}]", info, pace) for index, ids in enumerate(value)])
+    return tuple(
+        [await _token_prompt(ids, fields, name, f"{name}[{index}]", info, pace) for index, ids in enumerate(value)]
+    )
 
 
-async def _token_prompt(ids: list[Any], name: str, where: str, info: ServingInfo, pace: Pace) -> TokenPrompt:
+async def _token_prompt(
+    ids: list[Any], fields: Fields, name: str, where: str, info: ServingInfo, pace: Pace
+) -> TokenPrompt:
     if not ids:
         raise invalid(f"Invalid value for `{where}`: must have at least one token.", name)
-    if len(ids) > info.max_model_len:
+    if len(ids) > info.max_model_len and fields.get(TRUNCATION) is None:
         message = f"Invalid value for `{where}`: has {len(ids)} tokens, but the context length is {info.max_model_len}."
         raise invalid(message, name, "context_length_exceeded")
+    if len(ids) > MAX_READ_TOKENS:
+        raise invalid(f"Invalid value for `{where}`: must not have more than {MAX_READ_TOKENS} tokens.", name)
     return TokenPrompt(await many_token_ids(ids, name, info.vocab_size, pace))

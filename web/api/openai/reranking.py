@@ -72,7 +72,7 @@ async def read_rerank(endpoint: str, parsed: ParsedRequest) -> Reply:
     top_n = body.integer("top_n") or len(documents)
     returns = body.flag("return_documents") if body.get("return_documents") is not None else endpoint != COHERE
     pairs = await make_pairs([query], documents, instruction, "documents", info)
-    wanted = pooled_request(body, model, pairs.prompts, "documents", SequenceKind.SCORE, None)
+    wanted = pooled_request(body, info, model, pairs.prompts, "documents", SequenceKind.SCORE)
     return RerankReply(
         wanted,
         parsed.request_id,

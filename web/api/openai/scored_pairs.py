@@ -75,7 +75,7 @@ async def make_pairs(
             if num_chars > MAX_PROMPT_CHARS:
                 problem = f"all documents, each with its query, must have at most {MAX_PROMPT_CHARS} characters"
                 raise bad_value(param, problem)
-            asked.append(TextPrompt(_asked(instruction or INSTRUCTION, query, document)))
+            asked.append(TextPrompt(_asked(instruction or INSTRUCTION, query, document), _AFTER))
             await pace.tick(1 + (len(query) + len(document)) // _CHARS_AN_ITEM)
     return ScoredPairs(tuple(asked), None, count)
 

@@ -53,7 +53,7 @@ async def read_scores(endpoint: str, parsed: ParsedRequest) -> Reply:
     if len(queries) + len(documents) > most:
         raise bad_value("text_2", f"`text_1` and `text_2` must have at most {most} texts together")
     pairs = await make_pairs(queries, documents, instruction, "text_2", info)
-    wanted = pooled_request(body, model, pairs.prompts, "text_2", SequenceKind.SCORE, None)
+    wanted = pooled_request(body, info, model, pairs.prompts, "text_2", SequenceKind.SCORE)
     return ScoreReply(wanted, parsed.request_id, pairs.without_prompts())
 
 

@@ -60,7 +60,9 @@ def install_tokenize(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
             raise bad_value("prompt", "not allowed together with `messages`")
         else:
             chat = await _read_chat(body, info, options, CHAT_TO_COUNT)
-            read = await desk.read_prompt(chat.prompts[0], "messages", _tenant(), with_names=with_names)
+            read = await desk.read_prompt(
+                chat.prompts[0], "messages", _tenant(), with_names=with_names, truncation=chat.truncation
+            )
         return await whole_response(_tokens(read, info.max_model_len, with_names=with_names))
 
     @route(app, "POST /detokenize", DETOKENIZE)
@@ -75,7 +77,9 @@ def install_tokenize(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
         body, info = await _take(MAX_CHAT_VALUES), _info(desk)
         chat = await _read_chat(body, info, options, SHAPES[CHAT.endpoint])
         stream = read_delivery(Body(body, CHAT.endpoint)).stream
-        read = await desk.read_prompt(chat.prompts[0], "messages", _tenant(), with_text=True)
+        read = await desk.read_prompt(
+            chat.prompts[0], "messages", _tenant(), with_text=True, truncation=chat.truncation
+        )
         return await whole_response(_rendered(chat, read, stream=stream))
 
 

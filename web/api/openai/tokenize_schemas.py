@@ -24,7 +24,7 @@ from ..operation import (
 )
 
 MAX_TOKENS: Final = 1 << 20
-"""Token ids that are decoded; as many as a prompt may have here (`pooled_encoder.MAX_READ_TOKENS`)."""
+"""Token ids that are decoded; as many as a prompt may have here (`prompt_encoder.MAX_READ_TOKENS`)."""
 _NAMES = BodyField(name="return_token_strs", type=BOOLEAN, help="Answer each token as the vocabulary spells it, too.")
 _MODEL = BodyField(name="model", type=STRING)
 IDS: Final = shape(
