@@ -90,7 +90,8 @@ def test_clients_that_leave(tmp_path: Path) -> None:
 
 
 def test_operators(alone: dict[str, Any], tmp_path: Path) -> None:
-    """Roles are changed and engines added by role; one that is drained by moving ends, and its requests go on."""
+    """Roles are changed and engines added by role; one that is drained by moving ends, and its requests go on, like
+    one that is moved alone."""
     with serving(tmp_path, *PAIR) as server, ThreadPoolExecutor(4) as pool:
         wait_all_ready(server, 2)
         assert server.post("/v1/admin/engines", {"role": "decode"}).json() == {"ids": [2]}
@@ -102,6 +103,9 @@ def test_operators(alone: dict[str, Any], tmp_path: Path) -> None:
             for index in range(4)
         ]
         eventually(lambda: sum(its["num_running"] for its in list_engines(server)[1:]) == 4, "they are decoded")
+        busy = max(list_engines(server)[1:], key=lambda its: its["num_running"])["id"]
+        moved = server.post(f"/v1/admin/engines/{busy}/move", {"count": 1, "to": 3 - busy})
+        assert (moved.status_code, moved.json()) == (202, {"id": busy, "count": 1})
         drained = server.post("/v1/admin/engines/2/drain", {"mode": "move"})
         assert drained.status_code == 202, drained.text
         began = time.monotonic()
