@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
-from quipu.actors.accountant.journal import Journal
+from quipu.actors.accountant.journal import Journal, NoJournal
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.config.pooling_config import Task
@@ -65,6 +65,17 @@ engines_apart = ContextVar("engines_apart", default=False)
 """Whether a small runtime prefills on one engine and decodes on another, likewise."""
 most_tokens = ContextVar("most_tokens", default=int(os.environ.get("QUIPU_TEST_MOST_TOKENS", "1")))
 """The most tokens that a sequence yields in a step of a small runtime, likewise."""
+
+
+class SeenRecords(NoJournal):
+    """Keeps the closed records in memory, and lets clients wait for none."""
+
+    def __init__(self) -> None:
+        self.records: list[UsageRecord] = []
+
+    def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
+        self.records.append(record)
+        release()
 
 
 def num_passes(executor: Executor) -> int:
@@ -134,6 +145,8 @@ class Client:
     runtime: Runtime
     config: RuntimeConfig
     dials: Dials
+    records: list[UsageRecord] | None = None
+    """All that were closed, unless the test has a journal of its own."""
 
     @property
     def engine(self) -> Engine:
@@ -298,6 +311,7 @@ async def small_runtime(
     """
     config = runtime_config(**changes)
     dials = dials or Dials(step_seconds=0.01)
+    seen = SeenRecords() if journal is None else None
 
     def load(engine: EngineConfig) -> Executor:
         executor = load_executor(engine)
@@ -314,7 +328,7 @@ async def small_runtime(
         config,
         serving_info(config),
         hosts,
-        journal=journal,
+        journal=journal or seen,
         make_accountant=make_accountant,
         make_tokenizer=make_tokenizer,
         make_detokenizer=make_detokenizer,
@@ -323,7 +337,7 @@ async def small_runtime(
     ) as runtime:
         while not runtime.desk.health().is_ready or any(engine.ready is None for engine in runtime.desk.engines()):
             await trio.lowlevel.checkpoint()
-        yield Client(runtime, config, dials)
+        yield Client(runtime, config, dials, None if seen is None else seen.records)
 
 
 def text_of(token_ids: list[int]) -> str:

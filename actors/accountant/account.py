@@ -121,8 +121,7 @@ class Account:
                 self.engine_id, self.incarnation = admission.engine_id, admission.incarnation
 
     def _first_token(self, sequence: SequenceAccount, at: float) -> None:
-        if self.first_token_at is None:
-            self.first_token_at = at
+        self.first_token_at = at if self.first_token_at is None else min(at, self.first_token_at)
         if not sequence.is_admitted:
             if sequence.has_spans or sequence.admissions:
                 sequence.mismatches.append("its first token came before any admission")

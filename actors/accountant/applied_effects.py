@@ -1,6 +1,6 @@
 """Which side effects of an open request have been applied: flags and numbers that outlive a crash of the accountant.
 
-Part of the entry store; set by `effects.py`, each together with its side effect. Pure data.
+Part of the entry store; set by `effects.py`, each together with its side effect. Pure.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import attrs
 
 from ..messages.counts import Count
+from .account import Account
 
 
 @attrs.frozen
@@ -28,10 +29,24 @@ class AppliedEffects:
     told: tuple[int | None, ...] = ()
     retry_of: str | None = None
     engine_id: int | None = None
-    """The engine of the first admission that was counted."""
+    """The engine of the first admission that was counted, of whichever prompt..."""
+    incarnation: int | None = None
+    """...which of its processes that was..."""
+    admitted_at: float | None = None
+    """...and when. Entries of earlier prompts may come later, and from other engines."""
     timed_first_token: bool = False
     stopped: bool = False
     is_answered: bool = False
     """Its client was told that the deadline has passed, before the engine ended the request."""
     counted_end: bool = False
     is_filed: bool = False
+
+    def note_first_admission(self, account: Account) -> None:
+        """Note which admission was the first that was counted."""
+        self.engine_id, self.incarnation, self.admitted_at = account.engine_id, account.incarnation, account.admitted_at
+
+    def keep_first_admission(self, account: Account) -> None:
+        """Have an account that is made anew begin with the admission that was the first, if there was one."""
+        if self.admitted_at is not None:
+            account.engine_id, account.incarnation = self.engine_id, self.incarnation
+            account.admitted_at = self.admitted_at

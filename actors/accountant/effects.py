@@ -81,7 +81,7 @@ class SideEffects:
         if is_first and not has_room:
             self._withdraw(request, account)
             return
-        applied.engine_id = account.engine_id
+        applied.note_first_admission(account)
         for index, prompt in due:
             before = list(applied.counted_prompts.values())
             applied.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)

@@ -179,6 +179,7 @@ class RequestEntries:
         """Make the account from what was received."""
         account = Account(self.opened, self.opened_unix_s, self.upstream)
         account.error, account.fault = self.error, self.fault
+        self.applied.keep_first_admission(account)
         if (prompted := self.prompted) is not None:
             for sequence_id, prompt, choice, num_tokens, breakpoints in zip(
                 prompted.sequence_ids,

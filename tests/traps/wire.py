@@ -14,6 +14,7 @@ from quipu.actors.response_store.response_store import ResponseStore
 from quipu.web.app import make_app
 from quipu.web.batches.batch_service import BatchService
 from quipu.web.options import AppOptions
+from tests.pair_books import check_counters
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Answer, Client, assert_nothing_routed
 from tests.web.fakes import Client as HttpClient
@@ -51,12 +52,17 @@ def samples(client: Client) -> dict[str, float]:
 
 
 async def settle(client: Client) -> None:
-    """Wait until everything that was started has ended, and assert that nothing is left."""
+    """Wait until everything that was started has ended, and assert that nothing is left.
+
+    With several engines, the counters of each are what the records say, also of what was moved to it.
+    """
     with trio.fail_after(60):
         while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
             await trio.sleep(0.01)
     await assert_nothing_routed(client)
     client.assert_at_rest()
+    if client.records is not None and client.runtime.desk.pool.was_ever_several:
+        check_counters(client, client.records)
 
 
 TIGHT = {"num_blocks": 12, "max_model_len": 11 * BLOCK, "watermark": 0.0}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Ended, Gap, Span
+from quipu.actors.accountant.applied_effects import AppliedEffects
 from quipu.actors.accountant.coverage import Coverage
 from quipu.actors.messages.counts import UNKNOWN, Known
 from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
@@ -72,6 +74,24 @@ def test_times_are_unix_seconds() -> None:
     record = record_of(account)
     assert (record.received_at, record.admitted_at) == (1_000_010.0, 1_000_011.0)
     assert (record.first_token_at, record.closed_at) == (1_000_012.5, 1_000_020.0)
+
+
+def test_first_of_several_prompts() -> None:
+    """The first token is the earliest one, and the engine that of the admission which was counted first, in whatever
+    order the prompts are booked when the account is made again."""
+    applied = AppliedEffects()
+    account = account_of(40, 40)
+    second = attrs.evolve(admission(1, 0, 0), engine_id=1, incarnation=2)
+    account.apply(2, second)
+    applied.note_first_admission(account)
+    again = account_of(40, 40)
+    applied.keep_first_admission(again)
+    again.apply(1, attrs.evolve(admission(1, 0, 0), engine_id=0, incarnation=1))
+    first_token(again, 1, at=13.5)
+    again.apply(2, second)
+    first_token(again, 2, at=12.5)
+    record = record_of(again)
+    assert (record.engine, record.incarnation, record.first_token_at) == (1, 2, 1_000_012.5)
 
 
 def test_zero_is_known_and_no_admission_is_unknown() -> None:
