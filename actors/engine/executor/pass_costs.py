@@ -1,7 +1,8 @@
 """Measures what passes over more and more rows cost, once, when an executor is loaded.
 
 The result decides how many draft tokens are worth verifying (`draft_depth.py`). Passes are timed in turns, and the
-least time of each counts, so that whatever else runs on the machine disturbs no size more than another.
+least time of each counts, so that whatever else runs on the machine disturbs no size more than another. There are
+more turns until the least time of each has been seen twice: few if nothing else runs, more on a busy machine.
 
 What must always hold: nothing that is computed here is found later, and the measurement ends soon, however slow the
 model is.
@@ -19,15 +20,21 @@ from quipu.kernels.batch import StepBatch
 
 from .draft_depth import PassCosts
 
-SIZES = (1, 64, 8, 32, 16, 4, 128, 17, 33, 2, 12, 24, 48, 96)
+SIZES = (1, 64, 8, 32, 16, 17, 33, 4, 128, 2, 12, 24, 48, 96)
 """In the order in which they are timed, as far as there is time: between two that are, costs are assumed to be linear,
 and they are less as long as a pass waits for memory. Kernels that multiply 16 rows at a time take another turn for 17,
 and for 33."""
-MAX_S = 2.5
-"""For all passes together, of which two are timed in any case."""
-_ROUNDS = 8
+MAX_TURN_S = 2.0
+"""For one turn of all sizes: those beyond are left out, but for two."""
+MAX_S = 5.0
+"""For all turns. One that has begun is completed."""
+FEWEST_TURNS, MOST_TURNS = 3, 12
+STRIDE = 5
+"""Each turn begins so many passes later."""
+NEAR = 1.04
+"""Two times of the same pass differ by less if nothing disturbed them."""
 _FIRST_USE_S = 0.25
-"""A first pass that takes longer is repeated: something may have been compiled for it."""
+"""A pass that takes longer in the first turn is repeated at once: something may have been compiled for it."""
 _ROWS_THAT_READ, _LENGTH = 8, 1024
 """Rows, and how far into their sequences they are, for what reading KV costs."""
 
@@ -69,32 +76,18 @@ def measure_costs(
 ) -> PassCosts:
     """Time passes of up to `most_rows` rows of one token each. The backend must not be in use yet.
 
-    A pass on the CPU is timed by what it takes of it, whatever else runs beside it.
+    A pass on the CPU is timed by what it takes of each thread's processor time, whatever else runs beside it.
     """
-    clock = clock or (time.perf_counter if backend.capabilities.num_threads is None else time.process_time)
+    clock = clock or _clock_of(backend.capabilities.num_threads)
     passes = _Passes.of(backend.memory_plan, most_rows, max_model_len)
     backend.step(passes.by_size[1])  # what is made on first use
-    times: dict[int | str, float] = {}
-    total = 0.0
 
     def time_pass(batch: StepBatch) -> float:
         start = clock()
         backend.step(batch)
         return max(clock() - start, 1e-9)
 
-    for of_pass, batch in passes.in_turn():
-        if len(times) > 1 and total > MAX_S:
-            break
-        taken = time_pass(batch)
-        times[of_pass] = min(taken, time_pass(batch)) if taken > _FIRST_USE_S else taken
-        total += times[of_pass]
-    for _ in range(_ROUNDS - 1):
-        if total > MAX_S:
-            break
-        for of_pass, batch in passes.in_turn():
-            taken = time_pass(batch)
-            times[of_pass] = min(times[of_pass], taken)
-            total += taken
+    times = {of_pass: min(found) for of_pass, found in _time_in_turns(passes, time_pass).items()}
     costs = PassCosts.of({size: taken for size, taken in times.items() if isinstance(size, int)})
     if "own" not in times or "same" not in times:
         return costs
@@ -103,6 +96,38 @@ def measure_costs(
     further = times["same"] - without - of_position * length  # the first row reads what no other has
     of_draft = min(max(further, 0.0) / (max(num - 1, 1) * length), of_position)
     return attrs.evolve(costs, of_position=of_position, of_draft_position=of_draft)
+
+
+def _time_in_turns(passes: _Passes, time_pass: Callable[[StepBatch], float]) -> dict[int | str, list[float]]:
+    """Return the times of each pass, of as many passes and turns as there is time for."""
+    taken: dict[int | str, list[float]] = {}
+    total = 0.0
+    for of_pass, batch in passes.in_turn():
+        if len(taken) > 1 and total > MAX_TURN_S:
+            break
+        first = time_pass(batch)
+        taken[of_pass] = [min(first, time_pass(batch)) if first > _FIRST_USE_S else first]
+        total += taken[of_pass][0]
+    timed = [(of_pass, batch) for of_pass, batch in passes.in_turn() if of_pass in taken]
+    for turn in range(1, MOST_TURNS):
+        if total > MAX_S or (turn >= FEWEST_TURNS and all(map(_is_confirmed, taken.values()))):
+            break
+        timed = timed[STRIDE:] + timed[:STRIDE]  # or what else runs now and then might meet the same ones each time
+        for of_pass, batch in timed:
+            taken[of_pass].append(time_pass(batch))
+            total += taken[of_pass][-1]
+    return taken
+
+
+def _clock_of(num_threads: int | None) -> Callable[[], float]:
+    """Return a clock for passes that are computed by so many threads of this process, or on a device."""
+    return time.perf_counter if num_threads is None else lambda: time.process_time() / num_threads
+
+
+def _is_confirmed(found: list[float]) -> bool:
+    """Return whether the least of some times has been seen twice."""
+    least, second = sorted(found)[:2]
+    return second <= NEAR * least
 
 
 def _importance(size: int) -> tuple[int, int]:
