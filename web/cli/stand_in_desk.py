@@ -18,7 +18,7 @@ from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.counts import Known
 from quipu.actors.messages.handler import Closed, Delta, KeepAnswer, PromptRead, Started
 from quipu.actors.messages.outcomes import FinishReason, Outcome, RequestError
-from quipu.actors.messages.prompts import Prompt, TextPrompt
+from quipu.actors.messages.prompts import Prompt, TextPrompt, Truncation
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.upstream import Forward
 from quipu.actors.messages.usage_record import UsageRecord
@@ -133,6 +133,7 @@ class StandInDesk:
         special: bool = True,
         with_text: bool = False,
         with_names: bool = False,
+        truncation: Truncation | None = None,
     ) -> PromptRead:
         raise DeskClosed("No prompt is shown to this request.")
 
