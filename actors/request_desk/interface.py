@@ -53,7 +53,9 @@ class VectorInfo:
     dimensions: tuple[int, ...] | None = ()
     """Lengths to which they may be cut. None: any."""
     default_prompt: str = ""
-    """Text that the checkpoint puts before every other."""
+    """Text that the checkpoint puts before every other; by a reranker with a template, as a system message."""
+    has_pair_template: bool = False
+    """Whether a reranker's chat template has the words by which it is asked about a query and a document."""
 
 
 @attrs.frozen

@@ -47,7 +47,9 @@ class VectorFiles:
     dimensions: tuple[int, ...] | None = ()
     """Lengths to which vectors may be cut. None: any."""
     default_prompt: str = ""
-    """Text that is put before every other."""
+    """Text that is put before every other; by a reranker with a template, as a system message."""
+    has_pair_template: bool = False
+    """Whether a reranker's chat template has the words by which it is asked about a query and a document."""
 
 
 def read_vector_files(folder: Path, wanted: str) -> VectorFiles:
@@ -59,7 +61,13 @@ def read_vector_files(folder: Path, wanted: str) -> VectorFiles:
     config = read_json(folder / "config.json")
     task = _made_for(modules, config) if wanted == "auto" else Task(wanted)
     if task is Task.SCORE:
-        return VectorFiles(task=task, pooling=_read_scoring(folder, modules, config))
+        has_template = _has_pair_template(folder / "sentence_bert_config.json")
+        return VectorFiles(
+            task=task,
+            pooling=_read_scoring(folder, modules, config),
+            default_prompt=_default_prompt(folder / "config_sentence_transformers.json") if has_template else "",
+            has_pair_template=has_template,
+        )
     if task is Task.GENERATE:
         return VectorFiles(task=task)
     if "LogitScore" in modules:
@@ -154,6 +162,23 @@ def _matryoshka(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     ):
         raise CheckpointError("config.json: matryoshka_dimensions must be a list of positive integers")
     return tuple(listed)
+
+
+def _has_pair_template(path: Path) -> bool:
+    """Return whether sentence-transformers would put a pair into the chat template, as messages of two roles.
+
+    Raises CheckpointError if it would do so in another way than as messages with a text each.
+    """
+    config = read_json(path) if path.exists() else {}
+    modalities = config.get("modality_config")
+    message = modalities.get("message") if isinstance(modalities, dict) else None
+    if message is None:
+        return False
+    if not isinstance(message, dict) or message.get("format") != "flat":
+        raise CheckpointError(f"{path}: only messages of the format `flat` are supported for a reranker's template")
+    if config.get("processing_kwargs"):
+        raise CheckpointError(f"{path}: processing_kwargs are not supported for a reranker's template")
+    return True
 
 
 def _check_inputs(path: Path) -> None:

@@ -5,11 +5,14 @@ Checkpoints are what sentence-transformers saves of the tiny model: `--task auto
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import attrs
 import numpy as np
 import openai
 import pytest
@@ -19,6 +22,7 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from quipu.actors.messages.prompts import TextPrompt
+from quipu.actors.request_desk.interface import VectorInfo
 from quipu.web.api.openai.scored_pairs import ScoredPairs, make_pairs
 from tests.e2e.servers import Server, serving
 from tests.tiny import TINY, full_blocks
@@ -106,37 +110,69 @@ def test_records_have_a_kind(embedder: Any) -> None:
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "task_not_served"
 
 
-@pytest.fixture(scope="module")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CrossEncoder, Server]]:
-    """A reranker of sentence-transformers, and a server of it."""
+@attrs.frozen
+class Reranker:
+    oracle: CrossEncoder
+    server: Server
+    has_template: bool
+
+
+PAIR_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}Never.{% endif %}Is it so?"
+)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["own words", "template"])
+def reranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reranker]:
+    """A reranker of sentence-transformers, with a template for pairs or without, and a server of it."""
     folder = tmp_path_factory.mktemp("reranker")
-    told = {"modality_config": {"text": {"method": "forward", "method_output_name": "logits"}}}
+    states: Any = {"text": {"method": "forward", "method_output_name": "logits"}}
+    if request.param:
+        states["message"] = {**states["text"], "format": "flat"}
+    told = {"modality_config": states}
     loaded = {"transformer_task": "text-generation", "model_kwargs": {"dtype": "float32"}}
     transformer = Transformer(str(TINY), module_output_name="causal_logits", **told, **loaded)
-    model = CrossEncoder(modules=[transformer, LogitScore(301, 77)], device="cpu")
+    named = {"prompts": {"search": "Search."}, "default_prompt_name": "search"} if request.param else {}
+    if request.param:
+        transformer.tokenizer.chat_template = PAIR_TEMPLATE
+    model = CrossEncoder(modules=[transformer, LogitScore(301, 77)], device="cpu", **named)
     model.save(str(folder / "model"))
     for path in TINY.iterdir():  # what a tokenizer needs
         if not (folder / "model" / path.name).exists():
             shutil.copy(path, folder / "model")
+    if not request.param:
+        _override_as_vllm(folder / "model" / "config.json")
     flags = ("--served-model-name", "demo", "--executor", "auto", "--dtype", "float32", "--num-blocks", "100")
     with serving(folder / "home", str(folder / "model"), *flags) as server:
-        yield model, server
+        yield Reranker(model, server, request.param)
+
+
+def _override_as_vllm(path: Path) -> None:
+    """Write what vLLM is told of an original Qwen3-Reranker into its configuration."""
+    config = json.loads(path.read_text())
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "is_original_qwen3_reranker": True}
+    path.write_text(json.dumps(config | {"classifier_from_token": ["no", "yes"]}))
 
 
 async def prompts_of(documents: list[str], query: str) -> list[str]:
     """Return the prompts by which a reranker is asked."""
-    info: Any = type("Info", (), {"task": "score"})
+    info: Any = mock.Mock(task="score", vectors=VectorInfo())
     pairs: ScoredPairs = await make_pairs([query], documents, None, "documents", info)
     return [prompt.text for prompt in pairs.prompts if isinstance(prompt, TextPrompt)]
 
 
-async def test_scores_of_sentence_transformers(reranker: tuple[CrossEncoder, Server]) -> None:
-    """A reranker's scores are the oracle's for the same prompts."""
-    model, server = reranker
-    asked = await prompts_of(TEXTS, "What are cords?")
-    expected = [float(model.predict([(prompt, "")])[0]) for prompt in asked]
+async def test_scores_of_sentence_transformers(reranker: Reranker) -> None:
+    """A reranker's scores are the oracle's for the same prompts, or for the same pairs if it has a template."""
+    query, server = "What are cords?", reranker.server
+    asked = [(prompt, "") for prompt in await prompts_of(TEXTS, query)]
+    if reranker.has_template:
+        asked = [(query, text) for text in TEXTS]
+    expected = [float(reranker.oracle.predict([pair])[0]) for pair in asked]
     ranked = server.post("/v1/rerank", {**MODEL, "query": "What are cords?", "documents": TEXTS})
     assert ranked.status_code == 200, ranked.text
     scores = {result["index"]: result["relevance_score"] for result in ranked.json()["results"]}
     assert [scores[at] for at in range(len(TEXTS))] == pytest.approx(expected, abs=1e-4)
     assert len(set(expected)) == len(expected)
+    shortened = {"query": query, "documents": TEXTS, "truncate_prompt_tokens": 100}
+    assert server.post("/v1/rerank", MODEL | shortened).status_code == (400 if reranker.has_template else 200)

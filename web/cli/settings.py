@@ -111,7 +111,7 @@ def resolve_config(
         **_given(arguments, RuntimeConfig) | engines,
     )
     info = _serving_info(arguments, config, sampling_defaults)
-    told = VectorInfo(vectors.num_dimensions, vectors.dimensions, vectors.default_prompt)
+    told = VectorInfo(vectors.num_dimensions, vectors.dimensions, vectors.default_prompt, vectors.has_pair_template)
     return config, attrs.evolve(info, task=vectors.task, vectors=told)
 
 

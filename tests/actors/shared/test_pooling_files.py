@@ -65,7 +65,13 @@ def test_rerankers(tmp_path: Path) -> None:
     logits = {"1_LogitScore__config": {"true_token_id": 9, "false_token_id": 3}}
     files = read(tmp_path, kinds=LOGITS, **logits)
     assert (files.task, files.pooling.score_token_ids) == (Task.SCORE, (3, 9))
+    assert not files.has_pair_template
+    told = {"sentence_bert_config": {"modality_config": {"message": {"format": "flat"}}}}
+    told["config_sentence_transformers"] = {"default_prompt_name": "a", "prompts": {"a": "Search."}}
+    files = read(tmp_path, kinds=LOGITS, **logits, **told)
+    assert files.has_pair_template and files.default_prompt == "Search."
     (tmp_path / "modules.json").unlink()
+    (tmp_path / "sentence_bert_config.json").unlink()
     vocabulary = {"model": {"vocab": {"no": 5, "yes": 6, "nein": 7, "ja": 8}}}
     for config, wanted, ids in (
         ({"classifier_from_token": ["nein", "ja"]}, "auto", (7, 8)),
@@ -104,6 +110,10 @@ def test_dimensions_and_prompt(tmp_path: Path) -> None:
             "is not one of its prompts",
         ),
         ({"wanted": "embed", "sentence_bert_config": {"modality_config": {"message": {}}}}, "chat template"),
+        (
+            {"wanted": "score", "sentence_bert_config": {"modality_config": {"message": {"format": "structured"}}}},
+            "only messages of the format",
+        ),
         ({"wanted": "embed", "sentence_bert_config": {"do_lower_case": True}}, "do_lower_case"),
     ],
 )

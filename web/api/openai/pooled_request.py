@@ -20,9 +20,10 @@ from quipu.actors.messages.scheduler import SequenceKind
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import ServingInfo
 
-from ...request.errors import internal
+from ...request.errors import bad_value, internal
 from ..declared_body import Body
 from ..generation import Delivery, GenerationRequest, read_affinity_key
+from ..pooled_bodies import TRUNCATION
 from ..request_reader import AFFINITY_FIELDS, read_truncation
 from ..stream import Transcript
 from ..usage import openai_usage
@@ -38,6 +39,9 @@ def pooled_request(
     dimensions: int | None = None,
 ) -> GenerationRequest:
     """Return the request for these prompts. Raises APIError."""
+    truncation = read_truncation(body, info, 0, keeps_end=False)
+    if truncation is not None and info.vectors.has_pair_template:
+        raise bad_value(TRUNCATION, "not supported for this reranker, whose template would lose its end")
     return GenerationRequest(
         model=model,
         prompts=prompts,
@@ -51,7 +55,7 @@ def pooled_request(
         skip_special_tokens=True,
         kind=kind,
         delivery=Delivery(with_tiers=body.flag("return_cached_tokens_details")),
-        truncation=read_truncation(body, info, 0, keeps_end=False),
+        truncation=truncation,
         affinity_key=read_affinity_key(body, *AFFINITY_FIELDS),
         **body.carried(GenerationRequest),
     )

@@ -1,7 +1,8 @@
 """Pairs of a query and a document, and the prompts by which a server scores them.
 
-A reranker is asked about each pair, in the words that Qwen3-Reranker was trained with; its score is the probability of
-"yes". An embedding model embeds each text once; the score of a pair is the cosine of its vectors.
+A reranker is asked about each pair, by its checkpoint's template for pairs, or else in the words that Qwen3-Reranker
+was trained with; its score is the probability of "yes". An embedding model embeds each text once; the score of a pair
+is the cosine of its vectors.
 
     reranker    [(q, d1), (q, d2)]   prompts: q d1, q d2     score: what the engine has sent
     embeddings                       prompts: q, d1, d2      score: vector(q) . vector(d)
@@ -18,7 +19,7 @@ import attrs
 import numpy as np
 
 from quipu.actors.config.pooling_config import Task
-from quipu.actors.messages.prompts import Prompt, TextPrompt
+from quipu.actors.messages.prompts import ChatPrompt, Prompt, TextPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value
@@ -68,17 +69,24 @@ async def make_pairs(
             prompts = with_default_prompt(tuple(map(TextPrompt, (*queries, *documents))), info.vectors.default_prompt)
             step = 0 if len(queries) == 1 else 1
             return ScoredPairs(prompts, [(at * step, len(queries) + at) for at in range(count)], count)
-        asked, num_chars = [], 0
+        asked: list[Prompt] = []
+        num_chars = 0
         for at, document in enumerate(documents):
             query = queries[at if len(queries) > 1 else 0]
             num_chars += len(query) + len(document)
             if num_chars > MAX_PROMPT_CHARS:
                 problem = f"all documents, each with its query, must have at most {MAX_PROMPT_CHARS} characters"
                 raise bad_value(param, problem)
-            asked.append(TextPrompt(_asked(instruction or INSTRUCTION, query, document), _AFTER))
+            asked.append(_asked(instruction, query, document, info))
             await pace.tick(1 + (len(query) + len(document)) // _CHARS_AN_ITEM)
     return ScoredPairs(tuple(asked), None, count)
 
 
-def _asked(instruction: str, query: str, document: str) -> str:
-    return f"{_BEFORE}<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}{_AFTER}"
+def _asked(instruction: str | None, query: str, document: str, info: ServingInfo) -> Prompt:
+    """Return the prompt about one pair: in the words of the checkpoint's template, if it has one for pairs."""
+    if not info.vectors.has_pair_template:
+        words = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        return TextPrompt(_BEFORE + words + _AFTER, _AFTER)
+    said = {"system": instruction or info.vectors.default_prompt, "query": query, "document": document}
+    messages = tuple({"role": role, "content": text} for role, text in said.items() if text or role != "system")
+    return ChatPrompt(messages, add_generation_prompt=False)
