@@ -24,6 +24,7 @@ NOT_DRAWN = {
     "POST /v1/admin/engines": "an operator's; drawn from the OpenAPI document",
     "PATCH /v1/admin/engines/<engine_id>": "an operator's; drawn from the OpenAPI document",
     "POST /v1/admin/engines/<engine_id>/drain": "an operator's; drawn from the OpenAPI document",
+    "POST /v1/admin/engines/<engine_id>/move": "an operator's; drawn from the OpenAPI document",
 }
 """Routes that read a body, for which `bench/` draws none."""
 _ONE_ROW = "looks one object up, whose size is bounded"
@@ -71,6 +72,7 @@ NO_ROW = {
     "POST /v1/admin/engines": _OPERATORS,
     "PATCH /v1/admin/engines/<engine_id>": _OPERATORS,
     "POST /v1/admin/engines/<engine_id>/drain": _OPERATORS,
+    "POST /v1/admin/engines/<engine_id>/move": _OPERATORS,
     "DELETE /v1/admin/engines/<engine_id>": _OPERATORS,
     "GET /v1/usage/keys": _SMALL,
     "GET /": _SMALL,
