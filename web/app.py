@@ -126,7 +126,7 @@ def make_app(
         install_files(app, batches)
         install_batches(app, batches)
         install_message_batches(app, batches)
-    install_lookup(app, desk, options)
+    install_lookup(app, desk, options, ResponseReader(door).read)
     install_models(app, desk)
     install_admin(app, desk, keys, options)
     install_engines(app, desk)

@@ -214,11 +214,11 @@ class ObjectTables:
         self.space.note_evicted(num_evicted)
         return True
 
-    def item(self, tenant: str, object_id: str, item_id: str) -> bytes | None:
-        """Return an item of a conversation."""
-        row = self._visible("input", tenant, Kind.CONVERSATION, object_id)
-        found = None if row is None else self._items.find(row[0], item_id)
-        return None if found is None else found[1]
+    def item(self, tenant: str, kind: Kind, object_id: str, item_id: str) -> bytes | None:
+        """Return an item that went into an object or came out."""
+        row = self._visible("input, output", tenant, kind, object_id)
+        found = [self._items.find(segment, item_id) for segment in row or ()]
+        return next((item[1] for item in found if item is not None), None)
 
     def delete_item(self, tenant: str, object_id: str, item_id: str) -> bool:
         """Delete an item of a conversation without a trace; return whether there was one."""

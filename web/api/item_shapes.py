@@ -99,6 +99,7 @@ RESPONSE_ITEM = union(
         text_or_objects("summary", _SUMMARY),
         "encrypted_content",
     ),
+    kind("item_reference", required("id")),
     kind("additional_tools", objects("tools", RESPONSE_TOOL)),
     kind(" ".join(SKIPPED)),
     also=("action", "encrypted_content", "id", "phase", "status", "tools"),

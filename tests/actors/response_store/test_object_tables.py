@@ -150,7 +150,7 @@ def test_tenants(store: Store) -> None:
     assert tables.page("u", Kind.RESPONSE, "a", PageQuery()) is None
     assert not tables.delete("u", Kind.RESPONSE, "a") and not tables.delete("u", Kind.CONVERSATION, "c")
     assert not tables.append("u", "c", [StoredItem("i", b"2")])
-    assert tables.item("u", "c", "c-0") is None and not tables.delete_item("u", "c", "c-0")
+    assert tables.item("u", Kind.CONVERSATION, "c", "c-0") is None and not tables.delete_item("u", "c", "c-0")
     assert tables.relabel("u", Kind.CONVERSATION, "c", {}) is None
     assert tables.list_objects("u", Kind.CONVERSATION, PageQuery(), None, {}).objects == []
     assert store.find("a") is not None and store.context_of("c", kind=Kind.CONVERSATION) == [b"1"]
@@ -161,7 +161,7 @@ def test_conversation(store: Store) -> None:
     """A conversation has its items in the order in which they came, those of a response behind the others."""
     store.create(Kind.CONVERSATION, "c", "1", metadata={"k": "v"})
     assert store.tables.append("t", "c", [StoredItem("x", b"2")])
-    assert store.tables.item("t", "c", "x") == b"2"
+    assert store.tables.item("t", Kind.CONVERSATION, "c", "x") == b"2"
     store.create(Kind.RESPONSE, "a", "3", is_open=True)
     assert store.end("a", "4", conversation="c")
     assert store.context_of("c", kind=Kind.CONVERSATION) == [b"1", b"2", b"3", b"4"]

@@ -34,7 +34,6 @@ from ..anthropic.routes import read_message
 from ..bodies import take_body
 from ..fields import Fields, missing, parse_object, read_boolean, wrong_type
 from ..json_structure import MAX_CHAT_VALUES, MAX_VALUES
-from ..openai.responses_routes import read as read_response
 from ..openai.routes import read_chat, read_completion
 from ..operation import route
 from ..usage import all_tiers, miss_for_client
@@ -46,23 +45,23 @@ _BEGINS_WITH_COMPLETIONS = re.compile(rb'\s*\{\s*"url"\s*:\s*"/v1/completions"\s
 _READERS: Mapping[str, Reader] = {
     CHAT: read_chat,
     COMPLETIONS: read_completion,
-    RESPONSES: read_response,
     MESSAGES: read_message,
 }
 
 
-def install_lookup(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
-    """Register the endpoint."""
+def install_lookup(app: QuartTrio, desk: Desk, options: AppOptions, read_response: Reader) -> None:
+    """Register the endpoint. `read_response` reads the bodies of responses, with what they continue."""
+    readers = {**_READERS, RESPONSES: read_response}
 
     @route(app, f"POST {ENDPOINT}", LOOKUP)
     async def look_up() -> Response:
-        request, prefetch = await _read(desk, options)
+        request, prefetch = await _read(desk, options, readers)
         found = await desk.look_up(request, prefetch=prefetch)
         del request
         return await whole_response(_pieces(found, time.time()))
 
 
-async def _read(desk: Desk, options: AppOptions) -> tuple[Encode, bool]:
+async def _read(desk: Desk, options: AppOptions, readers: Mapping[str, Reader]) -> tuple[Encode, bool]:
     """Return the current request as the endpoint that it names would serve it, and `prefetch`. Raises APIError."""
     data, share = await take_body()
     # only a completion may have as many values as a prompt has token ids
@@ -71,9 +70,9 @@ async def _read(desk: Desk, options: AppOptions) -> tuple[Encode, bool]:
     del data
     fields = Fields(parsed)
     url = fields.text("url")
-    read = _READERS.get(url)
+    read = readers.get(url)
     if read is None:
-        raise bad_value("url", f"must be one of {', '.join(_READERS)}")
+        raise bad_value("url", f"must be one of {', '.join(readers)}")
     if has_ids and url != COMPLETIONS:
         raise bad_value("url", "must be given once")
     if fields.get("method") not in (None, "POST"):

@@ -105,7 +105,7 @@ def install_conversations(app: QuartTrio, door: StoreDoor | None) -> None:
         await _find(store, conversation_id)
         data = None
         if is_stored_id(item_id):
-            data = await store.call(ObjectTables.item, _tenant(), conversation_id, item_id)
+            data = await store.call(ObjectTables.item, _tenant(), _KIND, conversation_id, item_id)
         if data is None:
             raise no_item(item_id)
         return Response(data, content_type="application/json")

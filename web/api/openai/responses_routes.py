@@ -24,6 +24,7 @@ from ..generation import visible_to
 from ..operation import route
 from ..pace import Pace
 from .background_runs import BackgroundRuns
+from .item_references import with_references
 from .response_keeper import ResponseKeeper
 from .response_state import read_state
 from .responses import read_response
@@ -46,9 +47,11 @@ class ResponseReader:
     async def read(self, parsed: ParsedRequest) -> Reply:
         """Return the reply to a body. Raises APIError."""
         call_ids = CallIds(parsed.request_id, parsed.info.output.has_short_call_ids)
-        fields, options = Body(parsed.body, RESPONSES), parsed.options
+        options = parsed.options
+        body = await with_references(parsed.body, self.door, options.max_body_bytes, parsed.grow)
+        fields = Body(body, RESPONSES)
         state = await read_state(fields, self.door, options.max_body_bytes, parsed.grow)
-        reply = ResponseReply(await read_response(parsed.body, parsed.info, options.max_sequences, state), call_ids)
+        reply = ResponseReply(await read_response(body, parsed.info, options.max_sequences, state), call_ids)
         if self.door is not None and state.is_stored:
             async with Pace() as pace:
                 items = await input_items(fields.get("input"), parsed.request_id, pace)
@@ -74,6 +77,7 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions, reader: R
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     async def read_counted(body: dict[str, Any]) -> CountedPrompt:
+        body = await with_references(body, reader.door, options.max_body_bytes, lambda num_bytes: None)
         state = await read_state(Body(body, RESPONSES), reader.door, options.max_body_bytes, lambda num_bytes: None)
         info = visible_to(current_request_context().principal, desk.info)
         wanted = (await read_response(body, info, options.max_sequences, state)).wanted

@@ -173,7 +173,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": ["x"]}, "input[0]", "an object"),
     (item(), "input[1].type", "required"),
     (item(type=3), "input[1].type", "a string"),
-    (item(type="item_reference", id="x"), "input[1].type", "`item_reference` are not supported"),
+    (item(type="item_reference", id="x"), "input[1]", "--response-store"),
     (item(type="made_up_call"), "input[1].type", "not supported"),
     (item(type="message", content="x"), "input[1].role", "required"),
     (item(role="tool", content="x"), "input[1].role", "one of user"),
