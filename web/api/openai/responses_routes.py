@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 from quart import Response
@@ -15,6 +15,7 @@ from quipu.actors.config.declarations import RESPONSES
 from quipu.actors.request_desk.interface import Desk
 
 from ...options import AppOptions
+from ...request.errors import not_found
 from ...request.request_context import current_request_context
 from ..answer import ParsedRequest, Reply, answer
 from ..content import CallIds
@@ -29,11 +30,12 @@ from .response_keeper import ResponseKeeper
 from .response_state import read_state
 from .responses import read_response
 from .responses_reply import ResponseReply
-from .responses_schemas import COUNT, RESPONSE
+from .responses_schemas import COMPACT, COUNT, RESPONSE
 from .store_door import StoreDoor
 from .stored_items import input_items
 
 COUNT_ENDPOINT = f"{RESPONSES}/input_tokens"
+COMPACT_ENDPOINT = f"{RESPONSES}/compact"
 
 
 @attrs.frozen
@@ -75,6 +77,14 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions, reader: R
     async def count_input() -> dict[str, Any]:
         num_tokens = await count_tokens(RESPONSES, read_counted, desk)
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+    @route(app, f"POST {COMPACT_ENDPOINT}", COMPACT)
+    async def compact() -> NoReturn:
+        message = (
+            "This server does not compact histories. Ask for a summary of the history in a response, or leave out the "
+            "oldest items."
+        )
+        raise not_found(message, None, "compaction_not_supported")
 
     async def read_counted(body: dict[str, Any]) -> CountedPrompt:
         body = await with_references(body, reader.door, options.max_body_bytes, lambda num_bytes: None)

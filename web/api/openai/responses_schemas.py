@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from quipu.actors.config.declarations import RESPONSES
 
 from ..body_table import SHAPES
@@ -138,4 +140,10 @@ COUNT = Operation(
     help="Nothing is generated and nothing is counted as used.",
     body=SHAPES[RESPONSES],
     answer=record({"object": always("response.input_tokens"), "input_tokens": COUNT_VALUE}),
+)
+COMPACT = Operation(
+    summary="Refuse to compact a history",
+    tag=GENERATION,
+    help="Compacted items are encrypted, and only the server that made them can read them. This one makes none.",
+    status=HTTPStatus.NOT_FOUND,
 )
