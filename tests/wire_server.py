@@ -55,6 +55,7 @@ PATHS = (
     "/v1/nowhere",
     "/v1/messages/nowhere",
     "/v1/organization/usage/completions?start_time=0&bucket_width=1d&limit=1",
+    "/v1/organization/usage/embeddings?start_time=0&bucket_width=1d&limit=1",
     "/v1/organizations/usage_report/messages?starting_at=2026-01-01T00:00:00Z&limit=1",
     "/v1/admin/engines",
     "/ui/session",

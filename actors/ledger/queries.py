@@ -37,6 +37,8 @@ class Query:
     models: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
+    kinds: tuple[str, ...] = ()
+    service_tiers: tuple[ServiceTier, ...] = ()
     idempotency_digests: tuple[str, ...] = ()
     disputed_only: bool = False
 
@@ -49,6 +51,8 @@ class Query:
             "model": self.models,
             "endpoint": self.endpoints,
             "outcome": tuple(outcome.value for outcome in self.outcomes),
+            "kind": self.kinds,
+            "service_tier": tuple(tier.value for tier in self.service_tiers),
             "idempotency_digest": self.idempotency_digests,
         }
         return {name: list(values) for name, values in named.items() if values}
@@ -63,7 +67,7 @@ class Query:
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         c = records.c
-        wanted: list[sa.ColumnElement[bool]] = [c[name].in_(values) for name, values in self._named().items()]
+        wanted: list[sa.ColumnElement[bool]] = [_column(name).in_(values) for name, values in self._named().items()]
         if self.since is not None:
             wanted.append(c.closed_at >= self.since)
         if self.until is not None:
@@ -160,7 +164,10 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
         columns[f"estimated_{name}_tokens"] = total(_of_kind(name, "estimate", f"{name}_tokens"))
     is_queried = sa.and_(c.prompt_kind == "known", c.cached_kind == "known", _can_be(c.prompt_tokens))
     columns["queried_tokens"] = total(sa.case((is_queried, c.prompt_tokens), else_=0))
-    groups: list[sa.ColumnElement[Any]] = [is_faulted().label("is_faulted"), *(_group(name) for name in group_by)]
+    groups: list[sa.ColumnElement[Any]] = [
+        is_faulted().label("is_faulted"),
+        *(_column(name).label(name) for name in group_by),
+    ]
     if bucket_s is not None:
         quotient = c.closed_at / bucket_s
         # SQLite may lack floor(); its cast truncates, PostgreSQL's rounds
@@ -170,10 +177,10 @@ def select_sums(group_by: tuple[GroupColumn, ...], bucket_s: int | None, dialect
     return sa.select(*labelled, *groups).group_by(*groups)
 
 
-def _group(name: GroupColumn) -> sa.ColumnElement[Any]:
+def _column(name: str) -> sa.ColumnElement[Any]:
     if name == "service_tier":
         is_batch = records.c.batch_id.is_not(None)
-        return sa.case((is_batch, ServiceTier.BATCH), else_=ServiceTier.STANDARD).label(name)
+        return sa.case((is_batch, ServiceTier.BATCH), else_=ServiceTier.STANDARD)
     return records.c[name]
 
 

@@ -25,6 +25,7 @@ ADMIN = [
     ("POST", "/v1/admin/engines/0/move"),
     ("DELETE", "/v1/admin/engines/0"),
     ("GET", "/v1/organization/usage/completions"),
+    ("GET", "/v1/organization/usage/embeddings"),
     ("GET", "/v1/organizations/usage_report/messages"),
     ("GET", "/v1/usage/r1"),
     ("GET", "/ui/usage"),

@@ -1,6 +1,7 @@
 """Usage as the administration APIs of OpenAI and Anthropic define it: which report a query asks for.
 
     GET /v1/organization/usage/completions          OpenAI; a tenant is a project
+    GET /v1/organization/usage/embeddings           the same of embeddings, scores and reranking
     GET /v1/organizations/usage_report/messages     Anthropic; a tenant is a workspace
 
 https://platform.openai.com/docs/api-reference/usage/completions: the first bucket begins at `start_time` and the last
@@ -20,10 +21,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import attrs
 from quart import Response, request
 from quart_trio import QuartTrio
 
 from quipu.actors.ledger.reading import Query
+from quipu.actors.messages.usage_record import ServiceTier
 
 from ...request.errors import bad_value
 from ...request.request_context import current_request_context
@@ -31,9 +34,15 @@ from ..fields import missing
 from ..operation import route
 from ..query import Parameters
 from ..whole_response import whole_response
-from .report_schemas import ANTHROPIC_USAGE_REPORT, OPENAI_USAGE_REPORT, SAME_FILTERS
+from .report_schemas import (
+    ANTHROPIC_USAGE_REPORT,
+    OPENAI_EMBEDDINGS_REPORT,
+    OPENAI_USAGE_REPORT,
+    SAME_FILTERS,
+    TIERS,
+)
 from .usage_buckets import DEFAULT_WIDTH, WIDTHS, BucketWidth, Range
-from .usage_report import COUNTED, RETRIES, AnthropicReport, OpenAIReport, UsageReport
+from .usage_report import COUNTED, RETRIES, AnthropicReport, EmbeddingsReport, OpenAIReport, UsageReport
 from .usage_source import UsageSource
 
 _NO_USERS: Final = {"user_ids": "keys here belong to a tenant, not to a user; filter by `api_key_ids`"}
@@ -52,10 +61,20 @@ def install_organization_usage(app: QuartTrio, source: UsageSource, unix_time: C
     async def openai_usage() -> Response:
         parameters = Parameters(request.args)
         parameters.refuse(_NO_USERS)
+        is_batch = parameters.flag("batch")
+        tiers = () if is_batch is None else (ServiceTier.BATCH if is_batch else ServiceTier.STANDARD,)
+        return await answer(openai_report(OpenAIReport, parameters, tiers))
+
+    @route(app, "GET /v1/organization/usage/embeddings", OPENAI_EMBEDDINGS_REPORT)
+    async def openai_embeddings() -> Response:
+        parameters = Parameters(request.args)
+        parameters.refuse(_NO_USERS)
+        return await answer(openai_report(EmbeddingsReport, parameters, ()))
+
+    def openai_report(kind: type[OpenAIReport], parameters: Parameters, tiers: tuple[ServiceTier, ...]) -> UsageReport:
         since, until = parameters.unix_time("start_time"), parameters.unix_time("end_time")
         page = _read_range(parameters, since, until, ("start_time", "end_time"), unix_time(), is_aligned=False)
-        matches_nothing = parameters.flag("batch") is True
-        return await answer(_read_report(OpenAIReport, parameters, page, "project_ids", matches_nothing))
+        return _read_report(kind, parameters, page, "project_ids", tiers)
 
     @route(app, "GET /v1/organizations/usage_report/messages", ANTHROPIC_USAGE_REPORT)
     async def anthropic_usage() -> Response:
@@ -69,7 +88,11 @@ def install_organization_usage(app: QuartTrio, source: UsageSource, unix_time: C
             for name, allowed in SAME_FILTERS.items()
             for values in [parameters.choices(name, allowed)]
         ]
-        return await answer(_read_report(AnthropicReport, parameters, page, "workspace_ids", any(misses)))
+        wanted = parameters.choices("service_tiers", TIERS)
+        tiers = tuple(tier for tier in ServiceTier if wanted is None or tier in wanted)
+        misses.append(not tiers)
+        report = _read_report(AnthropicReport, parameters, page, "workspace_ids", () if wanted is None else tiers)
+        return await answer(attrs.evolve(report, matches_nothing=any(misses)))
 
     async def answer(report: UsageReport) -> Response:
         party = current_request_context().principal.party
@@ -77,7 +100,7 @@ def install_organization_usage(app: QuartTrio, source: UsageSource, unix_time: C
 
 
 def _read_report(
-    kind: type[UsageReport], parameters: Parameters, page: Range, tenants_name: str, matches_nothing: bool
+    kind: type[UsageReport], parameters: Parameters, page: Range, tenants_name: str, tiers: tuple[ServiceTier, ...]
 ) -> UsageReport:
     group_by = parameters.choices("group_by", kind.dimensions) or ()
     query = Query(
@@ -85,9 +108,10 @@ def _read_report(
         key_ids=parameters.texts("api_key_ids") or (),
         models=parameters.texts("models") or (),
         outcomes=COUNTED,
+        service_tiers=tiers,
     )
     collapse_retries = parameters.choice("retries", RETRIES, "count") == "collapse"
-    return kind(page, query, matches_nothing, collapse_retries, group_by)
+    return kind(page, query, False, collapse_retries, group_by)
 
 
 def _read_range(

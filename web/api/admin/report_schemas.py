@@ -28,7 +28,7 @@ from ..operation import (
 from ..query import LATEST, MAX_VALUES
 from ..usage_schemas import MISS
 from .usage_buckets import DEFAULT_WIDTH, WIDTHS
-from .usage_report import RETRIES, AnthropicReport, OpenAIReport
+from .usage_report import RETRIES, AnthropicReport, EmbeddingsReport, OpenAIReport
 
 _REF, _PLACE = "#/$defs/", "#/$defs/{name}"
 
@@ -100,37 +100,35 @@ _PAGE = (
     BodyField(name="retries", choices=RETRIES, default="count", help="Whether retries of a request count once."),
 )
 _PAGED = {"has_more": FLAG, "next_page": maybe(TEXT_VALUE)}
+_TIMES = (
+    BodyField(name="start_time", schema=TIME, is_required=True, help="Unix seconds."),
+    BodyField(name="end_time", schema=TIME, help="Unix seconds."),
+)
+_PROJECTS = texts("project_ids", "Only of these tenants.")
+_BUCKET = record({"object": always("bucket"), "start_time": COUNT, "end_time": COUNT, "results": array(ANY_OBJECT)})
+_OPENAI_PAGE = record({"object": always("page"), "data": array(_BUCKET), **_PAGED})
 OPENAI_USAGE_REPORT = Operation(
     summary="Report usage in the format of OpenAI's API",
     tag=USAGE,
     query=(
-        BodyField(name="start_time", schema=TIME, is_required=True, help="Unix seconds."),
-        BodyField(name="end_time", schema=TIME, help="Unix seconds."),
+        *_TIMES,
         BodyField(name="batch", type=BOOLEAN, help="Only batches, or only others."),
-        texts("project_ids", "Only of these tenants."),
+        _PROJECTS,
         texts("group_by", "What to tell apart.", *OpenAIReport.dimensions),
         *_PAGE,
     ),
-    answer=record(
-        {
-            "object": always("page"),
-            "data": array(
-                record(
-                    {
-                        "object": always("bucket"),
-                        "start_time": COUNT,
-                        "end_time": COUNT,
-                        "results": array(ANY_OBJECT),
-                    }
-                )
-            ),
-            **_PAGED,
-        }
-    ),
+    answer=_OPENAI_PAGE,
 )
+OPENAI_EMBEDDINGS_REPORT = Operation(
+    summary="Report usage of embeddings, scores and reranking in the format of OpenAI's API",
+    tag=USAGE,
+    query=(*_TIMES, _PROJECTS, texts("group_by", "What to tell apart.", *EmbeddingsReport.dimensions), *_PAGE),
+    answer=_OPENAI_PAGE,
+)
+TIERS = ("standard", "batch", "priority", "priority_on_demand", "flex", "flex_discount")
+"""Lines of batches have the second, all other requests the first."""
 SAME_FILTERS = {
     "inference_geos": ("not_available", "global", "us"),
-    "service_tiers": ("standard", "batch", "priority", "priority_on_demand", "flex", "flex_discount"),
     "speeds": ("standard", "fast"),
 }
 """Every request to this server has the first of these values."""
@@ -142,6 +140,7 @@ ANTHROPIC_USAGE_REPORT = Operation(
         BodyField(name="ending_at", schema=_RFC3339, help="With an offset."),
         texts("workspace_ids", "Only of these tenants."),
         texts("group_by", "What to tell apart.", *AnthropicReport.dimensions),
+        texts("service_tiers", "Only these; `batch` are the lines of batches, `standard` is all else.", *TIERS),
         *(texts(name, f"Every request has `{allowed[0]}`.", *allowed) for name, allowed in SAME_FILTERS.items()),
         *_PAGE,
     ),

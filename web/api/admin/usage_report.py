@@ -2,11 +2,11 @@
 
 `organization_usage.py` reads what a client asks for. The APIs use different names (a tenant is a project in one and a
 workspace in the other), which `dimensions` maps to the ledger. Both count every request, whichever API it used: each
-report alone is the whole bill.
+is the whole bill, OpenAI's in two reports, one of texts and one of vectors and scores.
 
-What must always hold: every request that was not rejected is in each report, retries included unless they are to be
-collapsed; a request that the server itself failed counts no tokens; an estimate is in no sum, so tokens that are only
-estimated to be cached count as uncached.
+What must always hold: every request that was not rejected is counted once by each API, retries included unless they are
+to be collapsed; a request that the server itself failed counts no tokens; an estimate is in no sum, so tokens that are
+only estimated to be cached count as uncached.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import orjson
 
 from quipu.actors.ledger.reading import GroupColumn, Query, Sum
 from quipu.actors.messages.outcomes import Outcome
+from quipu.actors.messages.usage_record import ServiceTier
 
 from .reports import Ledger
 from .usage_buckets import Bucket, Page, Range, rfc3339
@@ -37,6 +38,11 @@ class Same:
 
 
 @attrs.frozen
+class IsBatch:
+    """Whether requests are lines of batches."""
+
+
+@attrs.frozen
 class UsageReport(ABC):
     """One page in the format of an API."""
 
@@ -48,7 +54,9 @@ class UsageReport(ABC):
     collapse_retries: bool
     group_by: tuple[str, ...]
 
-    dimensions: ClassVar[Mapping[str, GroupColumn | Same]]
+    dimensions: ClassVar[Mapping[str, GroupColumn | Same | IsBatch]]
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """Of the requests that are counted. Empty: all."""
     head: ClassVar[Mapping[str, str]] = {}
     """The first fields of the page."""
 
@@ -75,9 +83,13 @@ class UsageReport(ABC):
         found: dict[float, list[dict[str, Any]]] = {}
         if not page.buckets or self.matches_nothing:
             return found
-        query = attrs.evolve(self.query, since=page.buckets[0].start, until=page.buckets[-1].end)
+        query = attrs.evolve(self.query, since=page.buckets[0].start, until=page.buckets[-1].end, kinds=self.kinds)
         requested = [self.dimensions[name] for name in self.group_by]
-        columns = [dimension for dimension in requested if not isinstance(dimension, Same)]
+        columns: list[GroupColumn] = [
+            "service_tier" if isinstance(dimension, IsBatch) else dimension
+            for dimension in requested
+            if not isinstance(dimension, Same)
+        ]
         width_s = self.range.width.width_s
         for one in ledger.sums(query, group_by=columns, bucket_s=width_s, collapse_retries=self.collapse_retries):
             assert one.bucket is not None
@@ -86,10 +98,15 @@ class UsageReport(ABC):
 
     def _labels(self, one: Sum) -> dict[str, str | bool | None]:
         """Return every dimension's value in a group, None for those that were not requested."""
-        return {
-            name: None if name not in self.group_by else dim.value if isinstance(dim, Same) else one.group[dim]
-            for name, dim in self.dimensions.items()
-        }
+        return {name: _label(dim, one) if name in self.group_by else None for name, dim in self.dimensions.items()}
+
+
+def _label(dimension: GroupColumn | Same | IsBatch, one: Sum) -> str | bool | None:
+    if isinstance(dimension, Same):
+        return dimension.value
+    if isinstance(dimension, IsBatch):
+        return one.group["service_tier"] == ServiceTier.BATCH
+    return one.group[dimension]
 
 
 class OpenAIReport(UsageReport):
@@ -98,11 +115,12 @@ class OpenAIReport(UsageReport):
         "user_id": Same(None),
         "api_key_id": "key_id",
         "model": "model",
-        "batch": Same(False),
+        "batch": IsBatch(),
         "service_tier": Same("default"),
         "api_source": Same("unlabeled"),
     }
     head = {"object": "page"}
+    kinds: ClassVar[tuple[str, ...]] = ("generate",)
 
     def bucket(self, bucket: Bucket) -> dict[str, Any]:
         return {"object": "bucket", "start_time": bucket.start, "end_time": bucket.end}
@@ -126,6 +144,21 @@ class OpenAIReport(UsageReport):
         }
 
 
+class EmbeddingsReport(OpenAIReport):
+    """What is in the other report if a server makes vectors and scores: prompts alone."""
+
+    dimensions = {name: OpenAIReport.dimensions[name] for name in ("project_id", "user_id", "api_key_id", "model")}
+    kinds: ClassVar[tuple[str, ...]] = ("embed", "score")
+
+    def result(self, one: Sum) -> dict[str, Any]:
+        return {
+            "object": "organization.usage.embeddings.result",
+            "input_tokens": one.prompt_tokens,
+            "input_cached_tokens": one.cached_tokens,
+            "num_model_requests": one.num_requests,
+        }
+
+
 class AnthropicReport(UsageReport):
     dimensions = {
         "account_id": Same(None),
@@ -134,7 +167,7 @@ class AnthropicReport(UsageReport):
         "inference_geo": Same("not_available"),
         "model": "model",
         "service_account_id": Same(None),
-        "service_tier": Same("standard"),
+        "service_tier": "service_tier",
         "speed": Same("standard"),
         "workspace_id": "tenant",
     }

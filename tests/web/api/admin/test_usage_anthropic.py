@@ -170,7 +170,7 @@ async def test_groups_and_filters(form: str) -> None:
     records = [
         record_at(1, tenant="acme", key_id="k1"),
         record_at(2, tenant="acme", key_id="k2", model="big"),
-        record_at(3, tenant="b"),
+        record_at(3, tenant="b", batch_id="batch_1"),
     ]
     client = client_of(BookSource(records))
 
@@ -184,7 +184,7 @@ async def test_groups_and_filters(form: str) -> None:
     assert [tuple(result[name] for name in names) for result in await results(group_by=names)] == [
         ("acme", "big", "standard", "not_available", None, None, "standard"),
         ("acme", "demo", "standard", "not_available", None, None, "standard"),
-        ("b", "demo", "standard", "not_available", None, None, "standard"),
+        ("b", "demo", "batch", "not_available", None, None, "standard"),
     ]
     keys = await results(group_by=["api_key_id"], workspace_ids=["acme"])
     assert [result["api_key_id"] for result in keys] == ["k1", "k2"]
@@ -197,7 +197,8 @@ async def test_groups_and_filters(form: str) -> None:
     assert await num(api_key_ids=["k1"]) == 1
     assert await num(models=["big", "demo"], workspace_ids=["b"]) == 1
     assert await num(service_tiers=["batch", "standard"]) == 3
-    assert await num(service_tiers=["batch"]) == 0
+    assert await num(service_tiers=["batch"]) == 1 and await num(service_tiers=["flex"]) == 0
+    assert await num(service_tiers=["standard"], workspace_ids=["b"]) == 0
     assert await num(inference_geos=["us"]) == 0 and await num(speeds=["standard"]) == 3
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from openai.types.admin.organization import UsageCompletionsResponse
+from openai.types.admin.organization import UsageCompletionsResponse, UsageEmbeddingsResponse
 
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
@@ -194,7 +194,7 @@ async def test_groups() -> None:
         [
             record_at(1, tenant="acme", key_id="k1"),
             record_at(2, tenant="acme", key_id="k2", model="big"),
-            record_at(3, tenant="b", key_id=None),
+            record_at(3, tenant="b", key_id=None, batch_id="batch_1"),
         ]
     )
     client = client_of(source)
@@ -207,16 +207,18 @@ async def test_groups() -> None:
     assert await groups("project_id") == [("acme",), ("b",)]
     assert await groups("api_key_id") == [(None,), ("k1",), ("k2",)]
     assert await groups("model", "project_id") == [("big", "acme"), ("demo", "acme"), ("demo", "b")]
-    assert await groups("user_id", "batch", "service_tier", "api_source") == [(None, False, "default", "unlabeled")]
+    assert await groups("user_id", "batch", "service_tier", "api_source") == [
+        (None, True, "default", "unlabeled"), (None, False, "default", "unlabeled"),
+    ]  # fmt: skip
 
 
 async def test_filters() -> None:
-    """Each filter narrows the result, and filters combine; no request is a batch job."""
+    """Each filter narrows the result, and filters combine."""
     source = BookSource(
         [
             record_at(1, tenant="acme", key_id="k1"),
             record_at(2, tenant="acme", key_id="k2", model="big"),
-            record_at(3, tenant="b", key_id="k3"),
+            record_at(3, tenant="b", key_id="k3", batch_id="batch_1"),
         ]
     )
     client = client_of(source)
@@ -231,7 +233,23 @@ async def test_filters() -> None:
     assert await num(models=["big"]) == 1
     assert await num(models=["demo"], project_ids=["acme"]) == 1
     assert await num(models=["demo"], api_key_ids=["k2"]) == 0
-    assert await num(batch="false") == 3 and await num(batch="true") == 0
+    assert await num(batch="false") == 2 and await num(batch="true") == 1
+
+
+async def test_each_kind_in_its_report() -> None:
+    """Embeddings and scores are in the report of OpenAI's API that is theirs, texts in the other, and none in both."""
+    kinds = ("generate", "embed", "score", "embed")
+    source = BookSource([record_at(at, kind=kind, model=kind) for at, kind in enumerate(kinds)])
+    client = client_of(source)
+    (bucket,) = await report(client, limit=1)
+    assert bucket["results"][0]["num_model_requests"] == 1
+    parameters = {"start_time": MIDNIGHT, "limit": 1, "group_by": ["model"]}
+    page = await get_report(client, OPENAI.replace("completions", "embeddings"), parameters)
+    parsed = UsageEmbeddingsResponse.model_validate(page, strict=True)
+    told = [(one["model"], one["num_model_requests"], one["input_tokens"]) for one in page["data"][0]["results"]]
+    assert told == [("embed", 2, 200), ("score", 1, 100)] and parsed.data[0].results
+    error = await get_error(client, OPENAI.replace("completions", "embeddings"), {**parameters, "group_by": ["batch"]})
+    assert error["param"] == "group_by"
 
 
 @pytest.mark.parametrize("form", ["{}", "{}[]", "{}[{i}]"])
