@@ -33,6 +33,7 @@ from bench.body_parts import (
     INPUT_TOKENS,
     JUNK,
     LAST_TOKEN,
+    LLAMA,
     LOAD,
     LOOKUP,
     MESSAGES,
@@ -330,6 +331,12 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     CONVERSATIONS: {"items": mostly(st.lists(ITEM, max_size=5), JUNK)},
     TOKENIZE: {"prompt": mostly(TEXT, st.none()), "messages": mostly(st.none(), CHAT_TURNS)},
     DETOKENIZE: {"tokens": TOKENS},
+    LLAMA: {
+        "prompt": TEXT
+        | TOKENS
+        | st.lists(TEXT | TOKEN, min_size=1, max_size=4)
+        | st.lists(TEXT | TOKENS | st.lists(TEXT | TOKEN, max_size=3), min_size=1, max_size=3)
+    },
     GENERATE: {"text": TEXT | st.lists(TEXT, min_size=1, max_size=3)},
     EMBEDDINGS: {
         "input": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
@@ -418,6 +425,19 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "continue_final_message": st.booleans(),
     },
     DETOKENIZE: {"skip_special_tokens": JUNK},
+    LLAMA: {
+        **{name: values for name, values in SAMPLING.items() if name not in _NOT_OF_GENERATE},
+        **ADMISSION,
+        **FOREIGN,
+        "stop": CHOICES["stop"],
+        "n_cmpl": CHOICES["n"],
+        "repeat_penalty": mostly(st.sampled_from([1, 1.5]), JUNK),
+        "n_probs": mostly(st.integers(0, 20), st.sampled_from([-1, 21])),
+        "json_schema": SCHEMA,
+        "return_tokens": st.booleans(),
+        "cache_prompt": mostly(st.booleans(), JUNK),
+        "stream": st.booleans(),
+    },
     GENERATE: {
         **ADMISSION,
         "sampling_params": mostly(SAMPLING_PARAMS, JUNK),
@@ -442,7 +462,13 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "return_documents": mostly(st.booleans(), JUNK),
     },
 }
-LIMIT = {COMPLETIONS: "max_tokens", CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}
+LIMIT = {
+    LLAMA: "n_predict",
+    COMPLETIONS: "max_tokens",
+    CHAT: "max_tokens",
+    RESPONSES: "max_output_tokens",
+    MESSAGES: "max_tokens",
+}
 
 SAME_BODIES = {INPUT_TOKENS: RESPONSES, RENDER: CHAT, COHERE_RERANK: RERANK}
 """Endpoints that read what others read."""
@@ -454,7 +480,7 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     if endpoint in SAME_BODIES:
         return draw(bodies(SAME_BODIES[endpoint]))
     if endpoint == LOOKUP:
-        url = draw(st.sampled_from(list(LIMIT)))
+        url = draw(st.sampled_from([url for url in LIMIT if url != LLAMA]))
         told = draw(mostly(st.just(url), JUNK))
         prefetch = draw(
             st.sampled_from([b"", b', "prefetch": true', b', "prefetch": %b' % json.dumps(draw(JUNK)).encode()])
@@ -497,6 +523,7 @@ ENDPOINTS = (
     DETOKENIZE,
     RENDER,
     GENERATE,
+    LLAMA,
 )
 POOLED = (EMBEDDINGS, SCORE, RERANK, COHERE_RERANK)
 """Those of servers that were started to embed."""

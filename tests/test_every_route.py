@@ -19,6 +19,7 @@ from quipu.web.app import QuipuApp
 from tests.web.api.openapi.full_apps import full_app
 
 NOT_DRAWN = {
+    "POST /completions": "the same handler as /completion",
     "POST /score": "the same handler as /v1/score",
     "POST /rerank": "the same handler as /v1/rerank",
     "POST /v1/admin/engines": "an operator's; drawn from the OpenAPI document",
@@ -31,6 +32,7 @@ _ONE_ROW = "looks one object up, whose size is bounded"
 _SMALL = "answers with a small object, and reads nothing"
 _OPERATORS = "an operator's"
 NO_ROW = {
+    "POST /completions": "the same handler as /completion",
     "POST /score": "the same handler as /v1/score",
     "POST /rerank": "the same handler as /v1/rerank",
     "POST /v2/rerank": "the same handler as /v1/rerank",
@@ -67,6 +69,8 @@ NO_ROW = {
     "GET /get_server_info": _SMALL,
     "GET /get_model_info": _SMALL,
     "GET /load": _SMALL,
+    "GET /props": _SMALL,
+    "GET /slots": "as many small objects as engines run sequences",
     "GET /version": _SMALL,
     "GET /health_generate": "one request of one token",
     "POST /reset_prefix_cache": _OPERATORS,

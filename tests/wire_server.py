@@ -50,6 +50,8 @@ PATHS = (
     "/get_server_info",
     "/get_model_info",
     "/load",
+    "/props",
+    "/slots",
     "/v1/models",
     "/v1/models/demo",
     "/v1/nowhere",
@@ -138,6 +140,13 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
     response = server.post("/generate", {**GENERATED, "stream": True})
     for event in [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]:
         yield "/generate streamed", response.headers, event
+    llama = {"prompt": ["A cord.", 67], "n_predict": 2, "n_probs": 1}
+    response = server.post("/completion", llama)
+    assert response.status_code == 200, response.text
+    yield "/completion", response.headers, response.json()
+    response = server.post("/completion", {**llama, "stream": True})
+    for event in [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]:
+        yield "/completion streamed", response.headers, event
     response = server.post("/v1/responses/input_tokens", {"model": "demo", "input": "Hi."})
     yield "/v1/responses/input_tokens", response.headers, response.json()
     for url in ("/v1/messages", "/v1/completions"):

@@ -32,6 +32,7 @@ from .api.cache.explain import install_explain
 from .api.cache.lookup import install_lookup
 from .api.cache.stats import install_cache_stats
 from .api.cache.tree import install_cache_tree
+from .api.llamacpp.llama_routes import install_llama
 from .api.models import install_models
 from .api.openai.background_runs import BackgroundRuns
 from .api.openai.batches import install_batches
@@ -120,6 +121,7 @@ def make_app(
     install_stored_chats(app, door)
     install_tokenize(app, desk, options)
     install_generate(app, desk, options)
+    install_llama(app, desk, options)
     install_pooled(app, desk, options)
     install_anthropic(app, desk, options)
     if batches is not None:

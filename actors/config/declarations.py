@@ -141,7 +141,9 @@ OPENAI = (COMPLETIONS, CHAT, RESPONSES)
 EVERY_API = (*OPENAI, MESSAGES)
 """The endpoints that generate."""
 GENERATE = "/generate"
-"""SGLang's, whose bodies are read as completions."""
+"""SGLang's, whose bodies are read as completions..."""
+LLAMA_COMPLETIONS = ("/completion", "/completions")
+"""...and llama.cpp's."""
 EMBEDDINGS = "/v1/embeddings"
 SCORES = ("/v1/score", "/score")
 RERANKS = ("/v1/rerank", "/rerank", "/v2/rerank")

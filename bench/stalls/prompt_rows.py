@@ -10,11 +10,15 @@ from bench.stalls.row_parts import MEBIBYTE, Row, chat, one, said, text_of
 
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/v1/chat/completions/render"
 
-GENERATE = "/generate"
+GENERATE, LLAMA = "/generate", "/completion"
 
 
 def _generated(prompt: dict[str, Any], num_tokens: int = 1, **fields: Any) -> dict[str, Any]:
     return prompt | {"sampling_params": {"max_new_tokens": num_tokens, "n": fields.pop("n", 1)}} | fields
+
+
+def _mixed(prompt: Any, num_tokens: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "n_predict": num_tokens, "stream": True} | fields
 
 
 PROMPT_ROWS: Sequence[Row] = (
@@ -43,6 +47,9 @@ PROMPT_ROWS: Sequence[Row] = (
         one(GENERATE, lambda: _generated({"text": "Hi."}, 300, n=16, stream=True, return_logprob=True), 4),
         concurrency=4,
     ),
+    Row("llama.cpp: texts among a million ids", one(LLAMA, lambda: _mixed([7, "Hi."] * 250 + [7] * 1_000_000))),
+    Row("llama.cpp: 512 texts of 8 KB beside ids", one(LLAMA, lambda: _mixed([7] + [text_of(8000)] * 512), 4), 4),
+    Row("llama.cpp: 300 tokens in 16 streams", one(LLAMA, lambda: _mixed("Hi.", 300, n_cmpl=16, n_probs=20), 4), 4),
     Row(
         "generate with prompt logprobs",
         one(

@@ -20,7 +20,7 @@ from quipu.actors.config.declarations import COMPLETIONS
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 
 from ..request.errors import APIError, bad_value, unknown_parameter
-from .body_field import BodyField
+from .body_field import BodyField, Shape
 from .body_table import SHAPES
 from .fields import Fields
 from .foreign_table import FOREIGN
@@ -28,6 +28,8 @@ from .generation import GenerationRequest
 from .sampling_schemas import sampling_value
 
 _SAMPLING = {field.name: field for field in SAMPLING_FIELDS}
+BIASES = next(field.name for field in SAMPLING_FIELDS if field.reader == "biases")
+"""The field of biases, which other servers write differently."""
 _READ = {field.name: field for field in SHAPES[COMPLETIONS].fields if COMPLETIONS in field.apis}
 MAX_FIELDS, MAX_NAME_CHARS = 256, 64
 """Fields of an object that has no unknown ones; characters of an unknown one that its error names."""
@@ -46,6 +48,12 @@ def same_as(completion: str, name: str = "", **changes: Any) -> BodyField:
 def sampling_names(*others: str) -> tuple[str, ...]:
     """Return the sampling fields that another server has under the same names: all but `others`."""
     return tuple(name for name in _SAMPLING if name not in others)
+
+
+def with_foreign(body: Shape) -> Shape:
+    """Return a body's shape with the fields of other servers, which are refused or named apart."""
+    others = tuple(BodyField(name=name) for name in FOREIGN if name not in body.by_name)
+    return attrs.evolve(body, fields=(*body.fields, *others))
 
 
 @attrs.frozen

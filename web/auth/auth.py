@@ -32,6 +32,7 @@ ADMIN_ROUTES = frozenset(
         "/server_info",
         "/get_server_info",
         "/load",
+        "/slots",
         "/reset_prefix_cache",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
@@ -52,7 +53,7 @@ RECORD_ROUTES = frozenset(
     }
 )
 """Routes that show each tenant its own records and numbers."""
-SHOWN_ROUTES = frozenset({"/metrics", "/server_info", "/get_server_info", "/load"})
+SHOWN_ROUTES = frozenset({"/metrics", "/server_info", "/get_server_info", "/load", "/slots"})
 """Routes that change nothing and reveal no request: without keys everybody may read them."""
 
 

@@ -43,15 +43,20 @@ MAX_ECHO_CHARS = 1 << 14
 """In one chunk of a prompt that is echoed without logprobs."""
 
 
-async def read_completion(body: dict[str, Any], info: ServingInfo, max_sequences: int) -> GenerationRequest:
-    """Check a body. Raises APIError."""
+async def read_completion(
+    body: dict[str, Any], info: ServingInfo, max_sequences: int, default_max_tokens: int | None = DEFAULT_MAX_TOKENS
+) -> GenerationRequest:
+    """Check a body. Raises APIError.
+
+    `default_max_tokens`: None for what the context has room for.
+    """
     fields = Body(body, COMPLETIONS)
     model = read_model(fields, info)
     fields.refuse_unsupported()
     scores = read_completion_scores(fields)
     limit = read_limit(fields)
     if limit.num_tokens is None:
-        limit = attrs.evolve(limit, num_tokens=DEFAULT_MAX_TOKENS)
+        limit = attrs.evolve(limit, num_tokens=default_max_tokens)
     async with Pace() as pace:
         prompts = await read_prompts(fields, "prompt", info, max_sequences, pace)
         grammar = await read_openai_grammar(fields, pace)

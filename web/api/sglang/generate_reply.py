@@ -27,6 +27,7 @@ from ..generation import GenerationRequest
 from ..openai.chunks import id_pieces
 from ..openai.logprobs import array_pieces, finite
 from ..stream import Stream, StreamWriter, Transcript
+from ..translated_body import with_foreign
 from .generate_body import REQUEST, Wishes
 
 BYTES_A_TOKEN: Final = 1 << 14
@@ -34,7 +35,7 @@ BYTES_A_TOKEN: Final = 1 << 14
 
 
 class GenerateReply(Reply):
-    declared = REQUEST
+    declared = with_foreign(REQUEST)
 
     def __init__(self, wanted: GenerationRequest, request_id: str, wishes: Wishes) -> None:
         super().__init__(wanted, request_id)

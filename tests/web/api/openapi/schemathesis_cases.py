@@ -47,7 +47,7 @@ MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 IN_TIME_S = 60.0
 MOST_TOKENS = 8
 VOCABULARY = 4096
-GENERATE_LIMITS = ("max_new_tokens", "min_new_tokens")
+GENERATE_LIMITS = ("max_new_tokens", "min_new_tokens", "n_predict")
 HEAVY = 12
 """How many times more cases a route has that generates, compared with one that only shows something."""
 NOT_RUN = "batches"

@@ -1,0 +1,1 @@
+"""The own API of the server of llama.cpp."""
