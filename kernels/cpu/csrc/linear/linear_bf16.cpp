@@ -15,8 +15,6 @@ namespace {
 
 constexpr int64_t kGroup = 4;  // panels per piece of work, at most
 
-static_assert(Pairs::kDepth % kPairStep == 0);
-
 // How many elements apart rounded rows are: an odd number of lines, so that rows do not share a few sets of the caches.
 int64_t row_stride(const Op& op) { return op.x_rounded ? op.x_stride : (padded_depth(op.width) / kPairStep | 1) * kPairStep; }
 
@@ -57,42 +55,50 @@ const bf16* rounded(const Op& op, int64_t num_rows, const Worker& worker) {
     return shared;
 }
 
-// Adds what follows a sum, and stores it: some panels of a row at a time, since rows of y are far apart.
-void finish(const Op& op, int64_t row, int64_t num_rows, int64_t first, int64_t last, const float* sums, int64_t stride) {
-    int64_t end = std::min(last * kPanel, op.out_width);
-    for (int64_t m = 0; m < num_rows; m++)
-        for (int64_t n = first * kPanel, i = 0; n < end; n += kLanes, i += kLanes) {
-            Mask mask = first_lanes(op.out_width - n);
-            Vec y = load(sums + m * stride + i);
-            if (op.bias) y = y + load(op.bias + n, mask);
-            if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
-            store(op.y + (row + m) * op.y_stride + n, mask, y);
-        }
+// Sums of some rows and panels: one panel after the other, so that the rows of a panel, which are multiplied one after the
+// other, do not share a few sets of the caches.
+struct PanelSums {
+    float* p;
+    int64_t rows;
+    float* at(int64_t panel, int64_t row) const { return p + (panel * rows + row) * kPanel; }
+};
+
+// Adds what follows the sums of some rows, from `m` of them on, and stores them: all panels of a row at a time, since rows of y
+// are far apart.
+void finish(const Op& op, int64_t row, int64_t m, int64_t num_rows, int64_t first, int64_t panels, const PanelSums& sums) {
+    for (int64_t last = m + num_rows; m < last; m++)
+        for (int64_t panel = 0; panel < panels; panel++)
+            for (int64_t n = (first + panel) * kPanel, i = 0; i < kPanel && n < op.out_width; n += kLanes, i += kLanes) {
+                Mask mask = first_lanes(op.out_width - n);
+                Vec y = load(sums.at(panel, m) + i);
+                if (op.bias) y = y + load(op.bias + n, mask);
+                if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
+                store(op.y + (row + m) * op.y_stride + n, mask, y);
+            }
 }
 
 // Stores the activation of some panels of gate and the same panels of up, which follow them in `sums`.
-void finish_activated(const Op& op, int64_t row, int64_t num_rows, int64_t first, int64_t last, const float* sums, int64_t stride) {
-    int64_t columns = (last - first) * kPanel, half = op.out_width / 2;
-    const float* bias = op.bias ? op.bias + first * kPanel : nullptr;
-    for (int64_t m = 0; m < num_rows; m++) {
-        auto activated = [&](int64_t i) {
-            Vec gate = load(sums + m * stride + i), up = load(sums + m * stride + columns + i);
-            if (bias) gate = gate + load(bias + i), up = up + load(bias + half + i);
-            return op.activation == kGeluMul ? gelu_mul(gate, up) : silu_mul(gate, up);
-        };
-        int64_t at = (row + m) * op.y_stride + first * kPanel;
-        if (op.y_rounded)
-            for (int64_t i = 0; i < columns; i += kPanel) round_two(activated(i), activated(i + kLanes), reinterpret_cast<bf16*>(op.y) + at + i);
-        else
-            for (int64_t i = 0; i < columns; i += kLanes) store(op.y + at + i, activated(i));
-    }
+void finish_activated(const Op& op, int64_t row, int64_t m, int64_t num_rows, int64_t first, int64_t panels, const PanelSums& sums) {
+    int64_t half = op.out_width / 2;
+    for (int64_t last = m + num_rows; m < last; m++)
+        for (int64_t panel = 0; panel < panels; panel++) {
+            int64_t n = (first + panel) * kPanel, at = (row + m) * op.y_stride + n;
+            auto activated = [&](int64_t i) {
+                Vec gate = load(sums.at(panel, m) + i), up = load(sums.at(panels + panel, m) + i);
+                if (op.bias) gate = gate + load(op.bias + n + i), up = up + load(op.bias + half + n + i);
+                return op.activation == kGeluMul ? gelu_mul(gate, up) : silu_mul(gate, up);
+            };
+            if (op.y_rounded) round_two(activated(0), activated(kLanes), reinterpret_cast<bf16*>(op.y) + at);
+            else
+                for (int64_t i = 0; i < kPanel; i += kLanes) store(op.y + at + i, activated(i));
+        }
 }
 
 }  // namespace
 
 void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t num_rows = ::num_rows(op, pass);
-    static thread_local Buffer<float> sums(2 * Pairs::kRowsAtOnce * kGroup * kPanel);
+    static thread_local Buffer<float> kept;
     const bf16* x = rounded(op, num_rows, worker);
     const bf16* weight = static_cast<const bf16*>(op.weight);
     int64_t x_stride = row_stride(op), num_k = op.width + op.width % 2;
@@ -101,23 +107,31 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
     Division by{Pairs::rows_together(num_k), Pairs::kKeepsRows ? Pairs::kRowsAtOnce : 1, fitting, Pairs::kKeepsRows};
     Pairs pairs;
     for_each_piece(num_rows, num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t first, int64_t panels) {
-        int64_t end = row + rows, stride = parts * panels * kPanel;
         const bf16* parts_of[2] = {weight + first * kPanel * num_k, weight + (num_panels + first) * kPanel * num_k};
         Pairs::Ahead ahead[2] = {{parts_of[0], panels, num_k, rows}, {parts_of[1], panels, num_k, rows}};
-        for (int64_t count; row < end; row += count) {
-            count = std::min(Pairs::kRowsAtOnce, end - row);
-            if (!is_needed(op, pass, row, row + count, (first + panels) * kPanel)) continue;
-            for (int64_t i = 0; i < parts * panels; i++) {
-                const bf16* panel = parts_of[i / panels] + i % panels * kPanel * num_k;
-                for (int64_t k = 0; k < num_k; k += Pairs::kDepth)
-                    pairs.add(x + row * x_stride + k, x_stride, count, packed(panel + k * kPanel), std::min(Pairs::kDepth, num_k - k),
-                              k == 0, sums.data() + i * kPanel, stride, ahead[i / panels]);
+        kept.resize(std::max<size_t>(kept.size(), parts * panels * rows * kPanel));
+        PanelSums sums{kept.data(), rows};
+        auto each_step = [&](auto go) {  // of rows that are multiplied at once
+            for (int64_t m = 0, count; m < rows; m += count) {
+                count = std::min(Pairs::kRowsAtOnce, rows - m);
+                if (is_needed(op, pass, row + m, row + m + count, (first + panels) * kPanel)) go(m, count);
             }
-            for (int64_t part = 0; op.v && part < parts; part++)
-                add_low_rank(op, row, count, part * num_panels + first, panels, sums.data() + part * panels * kPanel, stride);
-            if (op.activation) finish_activated(op, row, count, first, first + panels, sums.data(), stride);
-            else finish(op, row, count, first, first + panels, sums.data(), stride);
+        };
+        int64_t depth = Pairs::depth(rows);
+        for (int64_t i = 0; i < parts * panels; i++) {
+            const bf16* panel = parts_of[i / panels] + i % panels * kPanel * num_k;
+            for (int64_t k = 0; k < num_k; k += depth)
+                each_step([&](int64_t m, int64_t count) {
+                    pairs.add(x + (row + m) * x_stride + k, x_stride, count, packed(panel + k * kPanel), std::min(depth, num_k - k), k == 0,
+                              sums.at(i, m), kPanel, ahead[i / panels]);
+                });
         }
+        each_step([&](int64_t m, int64_t count) {
+            for (int64_t i = 0; op.v && i < parts * panels; i++)
+                add_low_rank(op, row + m, count, i / panels * num_panels + first + i % panels, 1, sums.at(i, m), kPanel);
+            if (op.activation) finish_activated(op, row, m, count, first, panels, sums);
+            else finish(op, row, m, count, first, panels, sums);
+        });
     });
 }
 #endif

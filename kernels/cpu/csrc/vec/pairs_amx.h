@@ -7,10 +7,11 @@
 
 class Pairs {
 public:
-    // How many values are best multiplied at a time: all, since sums that leave their tiles cost more than a panel that does
-    // not fit the first-level cache.
-    static constexpr int64_t kDepth = 1 << 30;
     static constexpr int64_t kRowsAtOnce = 2 * Tiles::kRows;
+
+    // How many values are best multiplied at a time: of a panel that several times kRowsAtOnce rows are multiplied by, as many
+    // as stay in the first-level cache beside the rows. Else all, so that sums need not leave their tiles.
+    static int64_t depth(int64_t num_rows) { return num_rows > kRowsAtOnce ? 8 * kPairStep : 1 << 30; }
 
     // How many rows of so many values stay in the second-level cache (2 MiB wherever there are tiles) while they are multiplied
     // by all panels in turn. So a panel is read from memory once for all of them.

@@ -5,7 +5,7 @@
 class Pairs {
 public:
     // How many values are best multiplied at a time: sums stay in registers, and a panel in the second-level cache.
-    static constexpr int64_t kDepth = 4096;
+    static int64_t depth(int64_t) { return 128 * kPairStep; }
 
     // How many rows are best multiplied by a panel at a time: at the full depth of x they stay in the second-level cache.
     static constexpr bool kKeepsRows = false;
