@@ -1,7 +1,8 @@
 """Compare quipu with its peers: the same checkpoint and the same load over HTTP, in alternation.
 
     python -m bench.peers [--json] [--quick] [--peers transformers vllm openvino llama.cpp] [--rounds 3]
-        [--format bf16|int8|int4] [--activations float|int8] [--longest-prompt 8192]
+        [--format bf16|int8|int4] [--activations float|int8]
+        [--streams 1 8 32 64] [--output-tokens 128] [--longest-prompt 8192]
 
 All serve one random checkpoint in the shape of Qwen3-0.6B (`bench/peers/checkpoint.py`), greedily, with outputs of
 exactly the requested length. The servers run at the same time and take turns, in an order that changes with every
@@ -246,7 +247,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--format", choices=FORMATS, default="bf16", help="of the weights")
     parser.add_argument("--activations", choices=["float", "int8"], default="float", help="of quipu, if quantized")
-    parser.add_argument("--longest-prompt", type=int, default=Load().longest_prompt, metavar="TOKENS")
+    load = Load()
+    parser.add_argument("--streams", type=int, nargs="+", default=load.concurrencies, help="of the decodes (1 8 32 64)")
+    parser.add_argument("--output-tokens", type=int, default=load.output_tokens, help="of each stream (128)")
+    parser.add_argument("--longest-prompt", type=int, default=load.longest_prompt, metavar="TOKENS")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="created if missing (default: one in .peers)")
     arguments = parser.parse_args()
@@ -259,7 +263,13 @@ def main() -> None:
             _log(f"{peer.name} is not installed: {peer.install}")
         elif peer.name in ("quipu", *arguments.peers):
             peers.append(peer)
-    report = compare_servers(peers, Load(longest_prompt=arguments.longest_prompt), arguments)
+    load = attrs.evolve(
+        load,
+        concurrencies=arguments.streams,
+        output_tokens=arguments.output_tokens,
+        longest_prompt=arguments.longest_prompt,
+    )
+    report = compare_servers(peers, load, arguments)
     print(json.dumps(report) if arguments.json else render(report))
     if "failed" in report["servers"]["quipu"]:
         sys.exit(1)
