@@ -178,7 +178,8 @@ async def test_resumed(plain: Plain) -> None:
         await settle(client)
         check_books(client, answers)
     check(answers, plain.cold)
-    assert sum(answer.record.num_engine_deaths for answer in answers.values()) == deaths.num_deaths > len(CASES)
+    # an engine may also die in a step that was sent ahead, of a request that has ended meanwhile
+    assert len(CASES) < sum(answer.record.num_engine_deaths for answer in answers.values()) <= deaths.num_deaths
 
 
 async def test_computed_apart(plain: Plain) -> None:
