@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,11 @@ import sqlalchemy as sa
 import trio
 
 from quipu.actors.ledger.database import make_engine, sqlite_url
+from quipu.actors.ledger.fields import FIELD_NAMES, flatten
 from quipu.actors.ledger.reading import open_reader
+from quipu.actors.ledger.schema import records
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
+from quipu.actors.messages.usage_record import UsageRecord
 from tests.actors.ledger.ledgers import SEGMENT, record_of, so_far_of
 
 
@@ -54,6 +57,23 @@ def rows_in(folder: Path, table: str = "usage_records") -> int:
         number = connection.scalar(sa.text(f"select count(*) from {table}"))
     engine.dispose()
     return int(number or 0)
+
+
+def insert_records(url: str, kept: Iterable[UsageRecord]) -> None:
+    """Insert records into a database that is at HEAD, without a write-ahead file."""
+    rows = [_row(number, record) for number, record in enumerate(kept)]
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        if rows:
+            connection.execute(sa.insert(records), rows)
+    engine.dispose()
+
+
+def _row(number: int, record: UsageRecord) -> dict[str, object]:
+    values = flatten(record)
+    chain = {"server": "srv-1", "number": number, "hash": "0" * 64, "previous": "0" * 64, "ledger": "l", "position": 0}
+    chain["entry"] = "e" * 400
+    return {**{name: values[name] for name in FIELD_NAMES}, "recovered": False, **chain}
 
 
 class sa_engine:

@@ -20,7 +20,8 @@ from quipu.actors.ledger.segment_files import DiskStorage
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
 from quipu.actors.messages.counts import UNKNOWN, Estimate, Known
 from quipu.actors.messages.outcomes import Fault, Outcome
-from quipu.actors.messages.usage_record import UsageRecord
+from quipu.actors.messages.usage_record import ServiceTier, UsageRecord
+from quipu.kernels.step_types import SequenceKind
 from tests.actors.ledger.ledgers import SEGMENT, T0, record_of, so_far_of
 from tests.postgres import PASSWORD, Postgres
 
@@ -68,17 +69,22 @@ def random_record(chooser: random.Random, name: str) -> UsageRecord:
         retry_of=chooser.choice([None, None, "somebody", "request-0003", "request-0004"]),
         idempotency_digest=chooser.choice([None, "d" * 64]),
         fault=chooser.choice([None, None, *Fault]),
+        kind=chooser.choice(list(SequenceKind)),
+        batch_id=chooser.choice([None, "batch_1"]),
     )
 
 
 def everything(reader: LedgerReader) -> tuple[list[LedgerRecord], list[object]]:
     some = Query(since=T0 + 30, until=T0 + 5000, tenants=("acme",))
+    vectors = Query(kinds=("embed", "score"), service_tiers=(ServiceTier.BATCH,))
     sums: list[object] = [
         reader.sums(group_by=("tenant", "model"), bucket_s=60),
         reader.sums(some, group_by=("key_id", "outcome"), collapse_retries=True),
         reader.sums(some),
         reader.sums(collapse_retries=True),
+        reader.sums(vectors, group_by=("kind", "service_tier"), bucket_s=3600, collapse_retries=True),
         [found.record for found in reader.records(some, newest_first=True)],
+        [found.record for found in reader.records(vectors)],
     ]
     return list(reader.records()), sums
 

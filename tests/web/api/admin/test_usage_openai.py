@@ -13,6 +13,7 @@ from quipu.actors.messages.outcomes import Fault, Outcome
 from quipu.web.request.errors import unavailable
 from tests.web.api.admin.usage_books import (
     DAY,
+    EMBEDDINGS,
     MIDNIGHT,
     NOW,
     OPENAI,
@@ -244,11 +245,11 @@ async def test_each_kind_in_its_report() -> None:
     (bucket,) = await report(client, limit=1)
     assert bucket["results"][0]["num_model_requests"] == 1
     parameters = {"start_time": MIDNIGHT, "limit": 1, "group_by": ["model"]}
-    page = await get_report(client, OPENAI.replace("completions", "embeddings"), parameters)
+    page = await get_report(client, EMBEDDINGS, parameters)
     parsed = UsageEmbeddingsResponse.model_validate(page, strict=True)
     told = [(one["model"], one["num_model_requests"], one["input_tokens"]) for one in page["data"][0]["results"]]
     assert told == [("embed", 2, 200), ("score", 1, 100)] and parsed.data[0].results
-    error = await get_error(client, OPENAI.replace("completions", "embeddings"), {**parameters, "group_by": ["batch"]})
+    error = await get_error(client, EMBEDDINGS, {**parameters, "group_by": ["batch"]})
     assert error["param"] == "group_by"
 
 

@@ -10,11 +10,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import attrs
-import sqlalchemy as sa
 import trio
 
 from quipu.actors.ledger.database import SQLITE_NAME, make_engine, migrate, sqlite_url
-from quipu.actors.ledger.fields import FIELD_NAMES, flatten
 from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.queries import SumBuilder
 from quipu.actors.ledger.reading import GroupColumn, KeptEngines, LedgerRecord, Query, Sum
@@ -30,9 +28,11 @@ from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
 from quipu.web.request.errors import invalid
 from tests.actors.ledger.ledgers import record_of
+from tests.actors.ledger.open_ledgers import insert_records
 from tests.web.fakes import Client, FakeDesk
 
 OPENAI = "/v1/organization/usage/completions"
+EMBEDDINGS = "/v1/organization/usage/embeddings"
 ANTHROPIC = "/v1/organizations/usage_report/messages"
 DAY = 86_400
 MIDNIGHT = 1_748_736_000
@@ -157,12 +157,7 @@ def copy_database(template: Path, data_dir: Path, kept: Iterable[UsageRecord]) -
     """Make a data directory whose database contains these records."""
     shutil.copytree(template, data_dir)
     assert (data_dir / SQLITE_NAME).exists()
-    engine = make_engine(sqlite_url(data_dir))
-    rows = [_row(number, record) for number, record in enumerate(kept)]
-    with engine.begin() as connection:
-        if rows:
-            connection.execute(sa.insert(table), rows)
-    engine.dispose()
+    insert_records(sqlite_url(data_dir), kept)
     return data_dir
 
 
@@ -187,10 +182,3 @@ def multiply(data_dir: Path, times: int) -> None:
             columns = ", ".join(own.get(column.name, column.name).format(time) for column in table.c)
             connection.exec_driver_sql(f"INSERT INTO usage_records ({names}) SELECT {columns} FROM first")
     engine.dispose()
-
-
-def _row(number: int, record: UsageRecord) -> dict[str, object]:
-    values = flatten(record)
-    chain = {"server": "srv-1", "number": number, "hash": "0" * 64, "previous": "0" * 64, "ledger": "l", "position": 0}
-    chain["entry"] = "e" * 400
-    return {**{name: values[name] for name in FIELD_NAMES}, "recovered": False, **chain}
