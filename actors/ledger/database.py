@@ -8,6 +8,7 @@ schema newer than this code is refused; no password appears in a message.
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,9 @@ SQLITE_LOCK_S: Final = 30.0
 """How long to wait for another process that is writing."""
 _MIGRATION_LOCK: Final = 0x71756970
 """Key of PostgreSQL's advisory lock, so that of servers that start together only one migrates."""
+_alembic_lock: Final = threading.Lock()
+"""Held by the thread that uses Alembic, whose `op` and `context` are of the process: two ledgers may open at once, and
+a closed one may leave a thread behind. Whoever takes it has its database's lock already."""
 
 
 class LedgerError(Exception):
@@ -147,7 +151,8 @@ def _upgrade(connection: sa.Connection, found: str | None) -> None:
     if found is not None and found not in known:
         raise LedgerError(f"the ledger's database has schema {found}, newer than this version's {HEAD}: upgrade quipu")
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _alembic_lock:
+        command.upgrade(config, "head")
 
 
 def _version(connection: sa.Connection) -> str | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from quipu.actors.ledger import database
 from quipu.actors.ledger.database import LedgerError, make_engine, migrate, redacted, sqlite_url
 from quipu.actors.ledger.schema import HEAD, metadata
 from tests.postgres import Postgres
@@ -57,6 +61,44 @@ def test_failed_migration_is_rolled_back(tmp_path: Path) -> None:
     migrate(engine)
     engine.dispose()
     assert differences(sqlite_url(tmp_path)) == []
+
+
+def test_databases_migrated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that migrate databases of their own use Alembic one after the other: it works on globals."""
+    both_here, here, inside = threading.Event(), set[int](), list[int]()
+
+    def come() -> None:
+        here.add(threading.get_ident())
+        if len(here) == 2:
+            both_here.set()
+
+    class WatchedLock:
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            come()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def upgrade(config: Config, revision: str) -> None:
+        inside.append(threading.get_ident())
+        come()
+        assert both_here.wait(60)
+        assert inside == [threading.get_ident()], "another thread migrates"
+        real(config, revision)
+        inside.clear()
+
+    def migrate_one(name: str) -> list[object]:
+        (tmp_path / name).mkdir()
+        return differences(sqlite_url(tmp_path / name))
+
+    real = command.upgrade
+    monkeypatch.setattr(command, "upgrade", upgrade)
+    monkeypatch.setattr(database, "_alembic_lock", WatchedLock())
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(migrate_one, ("one", "two"))) == [[], []]
 
 
 @pytest.mark.parametrize("url", ["nonsense", "mysql://user:s3cret@host/db", "postgresql+asyncpg://u:s3cret@h/d"])
