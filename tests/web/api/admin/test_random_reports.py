@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import trio
@@ -18,9 +19,9 @@ RECORDS = [record_at(36 * number, f"req-{number:024x}", key_id=f"key-{number % 3
 
 
 @pytest.mark.parametrize("report", list(REPORTS))
-def test_random_reports(report: str) -> None:
+def test_random_reports(report: str, tmp_path: Path) -> None:
     """No query is a 5xx; a refusal has a message in the shape of its API."""
-    client = Client(make_app(FakeDesk(), usage=BookSource(RECORDS)))
+    client = Client(make_app(FakeDesk(), usage=BookSource(RECORDS, data_dir=tmp_path)))
 
     @given(st.lists(paths(report), min_size=5, max_size=5))
     def ask(drawn: list[str]) -> None:

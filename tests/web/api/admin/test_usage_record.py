@@ -122,3 +122,14 @@ async def test_receipts_and_their_keys(tmp_path: Path) -> None:
         for tenant, name in (("b", "req-1"), ("acme", "req-9"), ("acme", "keys")):
             assert (await get(client, f"/v1/usage/{name}/receipt", tenant))[0] == 404
         assert (await get(client, "/v1/usage/req-1/receipt", None))[0] == 401
+
+
+async def test_receipts_need_a_data_directory() -> None:
+    """Without the folder that has the key, a receipt and the keys are refused with the reason; records are not."""
+    client = keyed(BookSource([record_at(5, "req-1")]))
+    for path in ("/v1/usage/req-1/receipt", "/v1/usage/keys"):
+        status, answer = await get(client, path, "acme")
+        assert (status, answer["error"]["code"]) == (400, "no_receipts")
+        assert "signed with a key in the data directory" in answer["error"]["message"]
+    assert (await get(client, "/v1/usage/req-9/receipt", "acme"))[0] == 404
+    assert (await get(client, "/v1/usage/req-1", "acme"))[0] == 200
