@@ -23,7 +23,7 @@ from .detokenizer.output_format import choose_format
 from .kv_events.follower import chain_root
 from .messages.outcomes import RequestError
 from .messages.output import OutputFormat
-from .messages.prompts import Prompt, TextPrompt
+from .messages.prompts import Prompt
 from .messages.upstream import Forward
 from .request_desk.upstream_pool import UpstreamPool
 from .router.upstream_routing import PromptKeys
@@ -34,7 +34,7 @@ from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .tokenizer.encoder import load_encoder
 from .tokenizer.prompt_encoder import EncodingOptions
-from .tokenizer.prompt_sizes import num_text_bytes
+from .tokenizer.prompt_sizes import num_bytes_to_encode
 from .tokenizer.segment_cache import SegmentCache
 from .tokenizer.template_source import read_template
 
@@ -90,7 +90,7 @@ class UpstreamPrompts:
         """Return a prompt's tokens, none if they cannot be known."""
         options = EncodingOptions(tenant=forward.tenant, prompt_param="messages")
         try:
-            num_bytes = num_text_bytes(prompt.text) if isinstance(prompt, TextPrompt) else 0  # a chat has its own queue
+            num_bytes = num_bytes_to_encode((prompt,), (), echo=False)  # a chat has its own queue
             slot = tokenizer.encoder.enter(forward.tenant, num_bytes)
             try:
                 encoded = await tokenizer.encoder.encode(prompt, options, slot, MAX_PROMPT_TOKENS)

@@ -30,6 +30,7 @@ from bench.body_parts import (
     FUNCTION,
     GENERATE,
     ID,
+    INFILL,
     INPUT_TOKENS,
     JUNK,
     LAST_TOKEN,
@@ -337,12 +338,26 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
         | st.lists(TEXT | TOKEN, min_size=1, max_size=4)
         | st.lists(TEXT | TOKENS | st.lists(TEXT | TOKEN, max_size=3), min_size=1, max_size=3)
     },
+    INFILL: {"input_prefix": TEXT, "input_suffix": TEXT},
     GENERATE: {"text": TEXT | st.lists(TEXT, min_size=1, max_size=3)},
     EMBEDDINGS: {
         "input": TEXT | TOKENS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(TOKENS, min_size=1, max_size=3)
     },
     SCORE: {"text_1": TEXT | st.lists(TEXT, min_size=1, max_size=2), "text_2": TEXT | st.lists(TEXT, max_size=3)},
     RERANK: {"query": TEXT, "documents": st.lists(TEXT | st.fixed_dictionaries({"text": TEXT}), max_size=3)},
+}
+_OF_LLAMA: Mapping[str, Strategy[Any]] = {
+    **{name: values for name, values in SAMPLING.items() if name not in _NOT_OF_GENERATE},
+    **ADMISSION,
+    **FOREIGN,
+    "stop": CHOICES["stop"],
+    "n_cmpl": CHOICES["n"],
+    "repeat_penalty": mostly(st.sampled_from([1, 1.5]), JUNK),
+    "n_probs": mostly(st.integers(0, 20), st.sampled_from([-1, 21])),
+    "json_schema": SCHEMA,
+    "return_tokens": st.booleans(),
+    "cache_prompt": mostly(st.booleans(), JUNK),
+    "stream": st.booleans(),
 }
 OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
     COMPLETIONS: {
@@ -425,19 +440,8 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "continue_final_message": st.booleans(),
     },
     DETOKENIZE: {"skip_special_tokens": JUNK},
-    LLAMA: {
-        **{name: values for name, values in SAMPLING.items() if name not in _NOT_OF_GENERATE},
-        **ADMISSION,
-        **FOREIGN,
-        "stop": CHOICES["stop"],
-        "n_cmpl": CHOICES["n"],
-        "repeat_penalty": mostly(st.sampled_from([1, 1.5]), JUNK),
-        "n_probs": mostly(st.integers(0, 20), st.sampled_from([-1, 21])),
-        "json_schema": SCHEMA,
-        "return_tokens": st.booleans(),
-        "cache_prompt": mostly(st.booleans(), JUNK),
-        "stream": st.booleans(),
-    },
+    LLAMA: _OF_LLAMA,
+    INFILL: {**_OF_LLAMA, "prompt": TEXT},
     GENERATE: {
         **ADMISSION,
         "sampling_params": mostly(SAMPLING_PARAMS, JUNK),
@@ -464,6 +468,7 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
 }
 LIMIT = {
     LLAMA: "n_predict",
+    INFILL: "n_predict",
     COMPLETIONS: "max_tokens",
     CHAT: "max_tokens",
     RESPONSES: "max_output_tokens",
@@ -480,7 +485,7 @@ def bodies(draw: st.DrawFn, endpoint: str) -> bytes:
     if endpoint in SAME_BODIES:
         return draw(bodies(SAME_BODIES[endpoint]))
     if endpoint == LOOKUP:
-        url = draw(st.sampled_from([url for url in LIMIT if url != LLAMA]))
+        url = draw(st.sampled_from([url for url in LIMIT if url not in (LLAMA, INFILL)]))
         told = draw(mostly(st.just(url), JUNK))
         prefetch = draw(
             st.sampled_from([b"", b', "prefetch": true', b', "prefetch": %b' % json.dumps(draw(JUNK)).encode()])
@@ -524,6 +529,7 @@ ENDPOINTS = (
     RENDER,
     GENERATE,
     LLAMA,
+    INFILL,
 )
 POOLED = (EMBEDDINGS, SCORE, RERANK, COHERE_RERANK)
 """Those of servers that were started to embed."""

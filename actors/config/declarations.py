@@ -143,6 +143,7 @@ EVERY_API = (*OPENAI, MESSAGES)
 GENERATE = "/generate"
 """SGLang's, whose bodies are read as completions..."""
 LLAMA_COMPLETIONS = ("/completion", "/completions")
+INFILL = "/infill"
 """...and llama.cpp's."""
 EMBEDDINGS = "/v1/embeddings"
 SCORES = ("/v1/score", "/score")

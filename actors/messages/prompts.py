@@ -27,6 +27,16 @@ class TextPrompt:
 
 
 @attrs.frozen
+class InfillPrompt:
+    """A text with a gap that is to be filled in, for tokenizers that have tokens for it."""
+
+    prefix: str
+    suffix: str
+    suffix_param: str
+    """The client's field, which an error names if the tokenizer has no such tokens."""
+
+
+@attrs.frozen
 class TokenPrompt:
     token_ids: tuple[int, ...]
 
@@ -120,7 +130,7 @@ class ChatPrompt:
     """Find out which tokens come from which of the parts, which takes another rendering."""
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | InfillPrompt | TokenPrompt | ChatPrompt
 
 
 @attrs.frozen

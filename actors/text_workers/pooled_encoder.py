@@ -20,13 +20,15 @@ from ..cache_insight.advisor import Advisor
 from ..messages.explanations import Advice
 from ..messages.handler import PromptRead
 from ..messages.outcomes import ErrorKind, RequestError
-from ..messages.prompts import ChatPrompt, Prompt, PromptText, TextPrompt, TokenPrompt
+from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, PromptText, TextPrompt, TokenPrompt
 from ..messages.tokenizer import Encode, ReadPrompt
 from ..shared.token_decoding import Decoding
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
 from ..tokenizer.context_length import TOO_LONG, output_budget, prompt_too_long
-from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens, decode_prompt
+from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens
+from ..tokenizer.infill import encode_infill, no_infill
 from ..tokenizer.outlines import outline_of, part_ends
+from ..tokenizer.prompt_decoding import decode_prompt
 from ..tokenizer.prompt_encoder import MAX_READ_TOKENS, EncodedPrompt, EncodingOptions, EncodingSlot, options_of
 from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
 from ..tokenizer.segment_cache import SegmentCache
@@ -141,8 +143,20 @@ class PooledEncoder:
                     short = await slot.encode(lambda e: shortened_text(e, ids, prompt, wanted, special=special))
                     return short if isinstance(short, RequestError) else self._checked(EncodedPrompt(short), options)
                 return self._checked(EncodedPrompt(encoded.token_ids, echo=encoded.echo), options)
+            case InfillPrompt():
+                return await self._encode_infill(prompt, options, slot, max_model_len)
             case ChatPrompt():
                 return await self._encode_chat(prompt, options, max_model_len, outlines=outlines)
+
+    async def _encode_infill(
+        self, prompt: InfillPrompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int
+    ) -> EncodedPrompt | RequestError:
+        if (tokens := self._encoder.infill) is None:
+            return no_infill(prompt.suffix_param)
+        encoded = await slot.encode(lambda e: encode_infill(e, tokens, prompt, max_tokens=max_model_len - 1))
+        if isinstance(encoded, TooManyTokens):
+            return _too_many(options.prompt_param, encoded, max_model_len)
+        return self._checked(EncodedPrompt(encoded), options)
 
     def _checked(self, encoded: EncodedPrompt, options: EncodingOptions) -> EncodedPrompt | RequestError:
         """Return the prompt, or an error if it has a token that the model does not have."""
@@ -154,16 +168,22 @@ class PooledEncoder:
 
     async def encode_alone(self, request: Encode, max_model_len: int) -> EncodedPrompt | RequestError:
         (prompt,) = request.prompts
-        slot = self.enter(request.domain, num_bytes_to_encode(request.prompts, (), echo=False))
-        try:
-            options = attrs.evolve(options_of(request), owner=None, echo=False)
-            encoded = await self._encode(prompt, options, slot, max_model_len, outlines=False)
-        finally:
-            slot.leave()
+        options = attrs.evolve(options_of(request), owner=None, echo=False)
+        encoded = await self._encode_apart(prompt, options, max_model_len)
         if isinstance(encoded, RequestError):
             return encoded
         budget = output_budget(request, len(encoded.token_ids), max_model_len)
         return budget if isinstance(budget, RequestError) else encoded
+
+    async def _encode_apart(
+        self, prompt: Prompt, options: EncodingOptions, max_model_len: int
+    ) -> EncodedPrompt | RequestError:
+        """Encode one prompt in a slot of its own."""
+        slot = self.enter(options.tenant, num_bytes_to_encode((prompt,), (), echo=options.echo))
+        try:
+            return await self._encode(prompt, options, slot, max_model_len, outlines=False)
+        finally:
+            slot.leave()
 
     async def read(self, question: ReadPrompt) -> PromptRead | RequestError:
         prompt, param, tenant = question.prompt, question.prompt_param, question.tenant
@@ -176,11 +196,7 @@ class PooledEncoder:
             add_special_tokens=question.add_special_tokens,
             truncation=question.truncation,
         )
-        slot = self.enter(tenant, num_bytes_to_encode((prompt,), (), echo=with_text))
-        try:
-            encoded = await self._encode(prompt, options, slot, MAX_READ_TOKENS + 1, outlines=False)
-        finally:
-            slot.leave()
+        encoded = await self._encode_apart(prompt, options, MAX_READ_TOKENS + 1)
         if isinstance(encoded, RequestError):
             return _longer_than_read(encoded, param)
         text = prompt.text if isinstance(prompt, TextPrompt) else "" if encoded.echo is None else encoded.echo.text
@@ -197,6 +213,9 @@ class PooledEncoder:
                 return len(prompt.token_ids)
             case TextPrompt():
                 counted = await self._count_text(prompt.text, options, max_model_len - 1)
+            case InfillPrompt():
+                encoded = await self._encode_apart(prompt, options, max_model_len)
+                return encoded if isinstance(encoded, RequestError) else len(encoded.token_ids)
             case ChatPrompt():
                 counted = await self._render_and_encode(prompt, options, max_model_len)
         if isinstance(counted, TooManyTokens):

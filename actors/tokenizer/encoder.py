@@ -20,9 +20,9 @@ import attrs
 
 from ..messages.prompts import Breakpoint, ChatPrompt, Mark, PartSpan, PromptText
 from ..shared.checkpoint import CheckpointError
-from ..shared.token_decoding import TokenDecoder
 from ..shared.tokenizers_library import Library, LibraryPanic
 from .chat_template import RenderedChat
+from .infill_formats import InfillTokens, find_infill
 from .message_spans import spans_of
 from .segment_cache import SegmentCache
 from .split_points import SplitPoints, find_split_points
@@ -96,6 +96,8 @@ class TextEncoder:
     split_points: SplitPoints
     special_token_ids: frozenset[int]
     """Tokens that are not text, such as those between the messages of a chat."""
+    infill: InfillTokens | None = None
+    """Tokens around a gap that is to be filled in. None: there are none."""
 
     def encode_text(
         self, text: str, *, max_tokens: int, with_echo: bool = False, add_special_tokens: bool = True
@@ -115,6 +117,11 @@ class TextEncoder:
             return EncodedText(ids, PromptText(text, ids[0], tuple(starts)) if ids else None)
         encoded = self.backend.encode(text, max_tokens=max_tokens, add_special_tokens=add_special_tokens)
         return TooManyTokens(encoded, is_exact=True) if isinstance(encoded, int) else EncodedText(as_list(encoded))
+
+    def encode_part(self, text: str, *, max_tokens: int) -> list[int] | TooManyTokens:
+        """Encode a text of which a prompt is made, without the special tokens around a prompt."""
+        encoded = self.encode_text(text, max_tokens=max_tokens, add_special_tokens=False)
+        return encoded if isinstance(encoded, TooManyTokens) else encoded.token_ids
 
     def count(self, text: str, *, max_tokens: int) -> int | TooManyTokens:
         if (num_tokens := self.bound.num_tokens(text, _too_many_threshold(max_tokens))) > 0:
@@ -266,22 +273,14 @@ class TextEncoder:
 def load_encoder(library: Library) -> TextEncoder:
     """Return the encoder that uses `library` in this process. Raises CheckpointError."""
     parts = json.loads(library.tokenizer.to_str())
+    added = {token["content"]: token["id"] for token in parts.get("added_tokens", ())}
     try:
         bound, split_points = find_bound(parts, library.normalize), find_split_points(library, parts)
+        infill = find_infill(library, added)
     except LibraryPanic as error:
         raise CheckpointError(f"tokenizer.json cannot be used: {error}") from error
     special_token_ids = frozenset(token["id"] for token in parts.get("added_tokens", ()) if token["special"])
-    return TextEncoder(library, bound, split_points, special_token_ids)
-
-
-def decode_prompt(token_ids: Sequence[int], decoder: TokenDecoder) -> PromptText:
-    """Return the text of a prompt that was sent as ids. Raises LibraryPanic."""
-    offsets, pieces, num_characters = [], [], 0
-    for token_id in token_ids:
-        offsets.append(num_characters)
-        pieces.append(decoder.push(token_id))
-        num_characters += len(pieces[-1])
-    return PromptText("".join(pieces) + decoder.flush(), token_ids[0], tuple(offsets))
+    return TextEncoder(library, bound, split_points, special_token_ids, infill)
 
 
 def as_list(ids: array[int]) -> list[int]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from ..messages.outcomes import RequestError
-from ..messages.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from ..messages.tokenizer import Encode
 from .context_length import prompt_too_long
 from .encoder import TextEncoder
@@ -37,8 +37,8 @@ def is_short(request: Encode) -> bool:
     num_tokens = 0
     for prompt in prompts:
         match prompt:
-            case TextPrompt():
-                num_characters += len(prompt.text)
+            case TextPrompt() | InfillPrompt():
+                num_characters += sum(map(len, _texts_of(prompt)))
             case TokenPrompt():
                 num_tokens += len(prompt.token_ids)
             case ChatPrompt():
@@ -53,7 +53,7 @@ def num_bytes_to_encode(prompts: Iterable[Prompt], others: Sequence[str], *, ech
     `others`: texts besides the prompts.
     """
     prompts = list(prompts)
-    texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
+    texts = [text for prompt in prompts for text in _texts_of(prompt)]
     if echo:
         num_echoed = sum(len(prompt.token_ids) for prompt in prompts if isinstance(prompt, TokenPrompt))
         if num_echoed > INLINE_ECHOED_TOKENS:
@@ -61,9 +61,23 @@ def num_bytes_to_encode(prompts: Iterable[Prompt], others: Sequence[str], *, ech
     return num_text_bytes(*texts, *others)
 
 
+def _texts_of(prompt: Prompt) -> tuple[str, ...]:
+    """Return the plain texts that are encoded for a prompt."""
+    match prompt:
+        case TextPrompt():
+            return (prompt.text,)
+        case InfillPrompt():
+            return (prompt.prefix, prompt.suffix)
+        case _:
+            return ()
+
+
 def num_text_bytes(*texts: str) -> int:
     """Return the bytes of texts that are encoded together; 0 if the event loop can encode them."""
-    return 0 if sum(map(len, texts)) <= INLINE_CHARACTERS else sum(map(_num_bytes, texts))
+    if sum(map(len, texts)) <= INLINE_CHARACTERS:
+        return 0
+    sizes = {key: _num_bytes(text) for key, text in {id(text): text for text in texts}.items()}
+    return sum(sizes[id(text)] for text in texts)  # many prompts may have the same text after their gaps
 
 
 def _num_bytes(text: str) -> int:
@@ -73,10 +87,9 @@ def _num_bytes(text: str) -> int:
 
 def exceeds_context(prompt: Prompt, prompt_param: str, encoder: TextEncoder, max_model_len: int) -> RequestError | None:
     """Return an error if a prompt's length alone shows that it does not fit the context."""
-    match prompt:
-        case TokenPrompt() if len(prompt.token_ids) >= max_model_len:
-            return prompt_too_long(prompt_param, len(prompt.token_ids), max_model_len)
-        case TextPrompt() if (found := encoder.too_long(prompt.text, max_tokens=max_model_len - 1)) is not None:
+    if isinstance(prompt, TokenPrompt) and len(prompt.token_ids) >= max_model_len:
+        return prompt_too_long(prompt_param, len(prompt.token_ids), max_model_len)
+    for text in _texts_of(prompt):
+        if (found := encoder.too_long(text, max_tokens=max_model_len - 1)) is not None:
             return prompt_too_long(prompt_param, found.num_tokens, max_model_len, is_exact=False)
-        case _:
-            return None
+    return None

@@ -10,7 +10,8 @@ from bench.stalls.row_parts import MEBIBYTE, Row, chat, one, said, text_of
 
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/v1/chat/completions/render"
 
-GENERATE, LLAMA = "/generate", "/completion"
+GENERATE, LLAMA, INFILL = "/generate", "/completion", "/infill"
+_GAP = {"input_prefix": "x = ", "n_predict": 1}
 
 
 def _generated(prompt: dict[str, Any], num_tokens: int = 1, **fields: Any) -> dict[str, Any]:
@@ -50,6 +51,12 @@ PROMPT_ROWS: Sequence[Row] = (
     Row("llama.cpp: texts among a million ids", one(LLAMA, lambda: _mixed([7, "Hi."] * 250 + [7] * 1_000_000))),
     Row("llama.cpp: 512 texts of 8 KB beside ids", one(LLAMA, lambda: _mixed([7] + [text_of(8000)] * 512), 4), 4),
     Row("llama.cpp: 300 tokens in 16 streams", one(LLAMA, lambda: _mixed("Hi.", 300, n_cmpl=16, n_probs=20), 4), 4),
+    Row("llama.cpp: gap in 8 MB", one(INFILL, lambda: _GAP | {"input_suffix": text_of(8 * MEBIBYTE)}, 4), 4),
+    Row(
+        "gaps of 512 texts before 100 KB",
+        one("/v1/completions", lambda: {"prompt": ["x = "] * 512, "suffix": text_of(100_000), "max_tokens": 1}, 4),
+        concurrency=4,
+    ),
     Row(
         "generate with prompt logprobs",
         one(

@@ -28,7 +28,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import quipu
-from quipu.actors.config.declarations import COMPLETIONS, GENERATE, LLAMA_COMPLETIONS
+from quipu.actors.config.declarations import COMPLETIONS, GENERATE, INFILL, LLAMA_COMPLETIONS
 from quipu.actors.messages.counts import Estimate, Known
 from quipu.actors.messages.handler import Closed
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
@@ -217,7 +217,7 @@ def _resource() -> Resource:
 def _request_attributes(traced: TracedRequest) -> dict[str, Value]:
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": "text_completion"
-        if traced.endpoint in (COMPLETIONS, GENERATE, *LLAMA_COMPLETIONS)
+        if traced.endpoint in (COMPLETIONS, GENERATE, INFILL, *LLAMA_COMPLETIONS)
         else "chat",
         "gen_ai.provider.name": "quipu",
         "http.route": traced.endpoint,

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quipu.actors.messages.prompts import PromptText
-from quipu.actors.tokenizer.encoder import EncodedText, decode_prompt
+from quipu.actors.tokenizer.encoder import EncodedText
+from quipu.actors.tokenizer.prompt_decoding import decode_prompt
 from tests.actors.tokenizer.tokenizer_kinds import byte_tokens, save
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary

@@ -178,7 +178,9 @@ async def test_unknown_nested_fields(path: str, fields: dict[str, Any], named: l
 
 async def test_unsupported_fields_are_still_refused() -> None:
     """A field that would change the response is a 400, not a header."""
-    exchange, answer = await Client(make_app(desk())).post("/v1/completions", body_of("/v1/completions", suffix="x"))
+    exchange, answer = await Client(make_app(desk())).post(
+        "/v1/completions", body_of("/v1/completions", audio={"a": 1})
+    )
     assert exchange.status == 400 and answer["error"]["code"] == "unsupported_parameter"
 
 

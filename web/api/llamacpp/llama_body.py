@@ -1,8 +1,8 @@
-"""The body of `POST /completion`, llama.cpp's own endpoint, and the completion that it asks for.
+"""The bodies of `POST /completion` and `/infill`, llama.cpp's own endpoints, and the completions that they ask for.
 
 A prompt is a text, a list of token ids, or a list of both, whose texts are encoded as `/tokenize` does it. A list of
 texts is several prompts, and so is one with a list in it. Defaults are the model's; without `n_predict` there is no
-limit but the context.
+limit but the context. A body of `/infill` has the two texts around a gap in place of a prompt.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Final
 import attrs
 
 from quipu.actors.config.declarations import COMPLETIONS, Bounds
+from quipu.actors.messages.prompts import InfillPrompt
 
 from ...request.errors import bad_value
 from ..answer import ParsedRequest
-from ..body_field import BodyField, Schema, shape
+from ..body_field import STRING, BodyField, Schema, Shape, shape
 from ..body_shapes import IDS
 from ..body_table import MAX_LOGPROBS
 from ..declared_body import Body
@@ -54,8 +55,7 @@ SAMPLING: Final = {
     )
 }
 """What each field is in a completion, and its declaration."""
-REQUEST: Final = shape(
-    BodyField(name="prompt", schema=_PROMPTS, is_required=True),
+_OTHERS: Final = (
     BodyField(
         name="n_predict",
         bounds=Bounds(minimum=UNLIMITED),
@@ -79,7 +79,16 @@ REQUEST: Final = shape(
     same_as("model"),
     same_as("cache_salt"),
     same_as("priority"),
-    name="LlamaCompletionRequest",
+)
+REQUEST: Final = shape(
+    BodyField(name="prompt", schema=_PROMPTS, is_required=True), *_OTHERS, name="LlamaCompletionRequest"
+)
+INFILL_REQUEST: Final = shape(
+    BodyField(name="input_prefix", type=STRING, is_required=True, help="What stands before the gap."),
+    BodyField(name="input_suffix", type=STRING, is_required=True, help="What stands after it."),
+    BodyField(name="prompt", type=STRING, help="The end of what stands before the gap."),
+    *_OTHERS,
+    name="LlamaInfillRequest",
 )
 Encode = Callable[[str, bool], Awaitable[list[int]]]
 """Encodes a text that stands beside token ids. The flag: whether the tokenizer may add its own."""
@@ -87,19 +96,37 @@ Encode = Callable[[str, bool], Awaitable[list[int]]]
 
 @attrs.frozen
 class LlamaRequest:
+    declared: Shape
     wanted: GenerationRequest
     shows_tokens: bool
     """A whole answer has the ids of its tokens."""
 
 
 async def read_llama(parsed: ParsedRequest, encode: Encode) -> LlamaRequest:
-    """Check a body. Raises APIError."""
+    """Check a body of `/completion`. Raises APIError."""
     fields = Fields(parsed.body, declared=REQUEST)
     read_model(fields, parsed.info)
-    translation = Translation()
     async with Pace() as pace:
         joiner = _Joiner(parsed.options.max_sequences, parsed.info.max_model_len, encode, pace)
-        translation.put("prompt", "prompt", await joiner.prompts(fields.get("prompt")))
+        prompts = await joiner.prompts(fields.get("prompt"))
+    return await _read(parsed, REQUEST, "prompt", prompts)
+
+
+async def read_infill(parsed: ParsedRequest) -> LlamaRequest:
+    """Check a body of `/infill`. Raises APIError."""
+    fields = Fields(parsed.body, declared=INFILL_REQUEST)
+    read_model(fields, parsed.info)
+    before, after = fields.text("input_prefix"), fields.text("input_suffix")
+    before += fields.optional_text("prompt") or ""
+    request = await _read(parsed, INFILL_REQUEST, "input_prefix", before)
+    prompt = InfillPrompt(before, after, "input_suffix")
+    return attrs.evolve(request, wanted=attrs.evolve(request.wanted, prompts=(prompt,)))
+
+
+async def _read(parsed: ParsedRequest, declared: Shape, prompt_param: str, prompts: Any) -> LlamaRequest:
+    """Check everything but the prompts, which are those of a completion. Raises APIError."""
+    fields, translation = Fields(parsed.body, declared=declared), Translation()
+    translation.put("prompt", prompt_param, prompts)
     for name, (completion, _) in SAMPLING.items():
         if (name, whole_number(value := fields.get(name))) != ("seed", UNLIMITED):
             translation.put(completion, name, value)
@@ -111,11 +138,12 @@ async def read_llama(parsed: ParsedRequest, encode: Encode) -> LlamaRequest:
         translation.put(name, name, fields.get(name))
     shows_tokens = fields.flag("return_tokens")
     translation.put("return_token_ids", "return_tokens", True)
-    translation.put_others(parsed.body, REQUEST.by_name)
+    translation.put_others(parsed.body, declared.by_name)
     with translation.own_errors():
         wanted = await read_completion(translation.values, parsed.info, parsed.options.max_sequences, None)
         stream = Body(translation.values, COMPLETIONS).flag("stream")
-    return LlamaRequest(attrs.evolve(translation.renamed(wanted), delivery=Delivery(stream=stream)), shows_tokens)
+    wanted = attrs.evolve(translation.renamed(wanted), delivery=Delivery(stream=stream))
+    return LlamaRequest(declared, wanted, shows_tokens)
 
 
 @attrs.define

@@ -1,4 +1,5 @@
-"""The answer of `POST /completion`: an object for each choice, and its stream of events, whose last one has no text.
+"""The answer of `POST /completion` and `/infill`: an object for each choice, and its stream of events, whose last one
+has no text.
 
 What must always hold: `tokens_evaluated` and `tokens_cached` are those of the choice's prompt in the request's account;
 `timings` are the request's, from the record, so an event that ends a choice is sent when all have ended.
@@ -26,7 +27,7 @@ from ..openai.chunks import id_pieces
 from ..openai.logprobs import array_pieces, finite
 from ..stream import Stream, StreamWriter, Transcript
 from ..translated_body import with_foreign
-from .llama_body import REQUEST, SAMPLING, UNLIMITED, LlamaRequest
+from .llama_body import SAMPLING, UNLIMITED, LlamaRequest
 
 _MS = 1000.0
 
@@ -42,10 +43,9 @@ class Ended:
 
 
 class LlamaReply(Reply):
-    declared = with_foreign(REQUEST)
-
     def __init__(self, request: LlamaRequest, request_id: str, max_model_len: int) -> None:
         super().__init__(request.wanted, request_id)
+        self.declared = with_foreign(request.declared)
         self._shows_tokens = request.shows_tokens
         self._max_model_len = max_model_len
 

@@ -1,4 +1,4 @@
-"""llama.cpp's `POST /completion`, `GET /props` and `GET /slots`. Registered by `install_llama`.
+"""llama.cpp's `POST /completion` and `/infill`, `GET /props` and `GET /slots`. Registered by `install_llama`.
 
 What must always hold: nothing here shows a prompt, a text, or anything of one request to another's client. A slot is a
 place for a sequence on an engine; its number means nothing, and only how many are busy is known.
@@ -15,7 +15,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 import quipu
-from quipu.actors.config.declarations import LLAMA_COMPLETIONS
+from quipu.actors.config.declarations import INFILL, LLAMA_COMPLETIONS
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.actors.request_desk.interface import Desk, ServingInfo
@@ -29,9 +29,10 @@ from ..json_structure import MAX_VALUES
 from ..operation import route
 from ..query import Parameters
 from ..whole_response import whole_response
-from .llama_body import SAMPLING, UNLIMITED, read_llama
+from .llama_body import SAMPLING, UNLIMITED, read_infill, read_llama
 from .llama_reply import LlamaReply
 from .llama_schemas import COMPLETION, PROPS, SLOTS
+from .llama_schemas import INFILL as INFILL_OPERATION
 
 _SLOTS_AT_ONCE: Final = 1024
 
@@ -40,6 +41,10 @@ def install_llama(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     """Register the endpoints. `web/auth/auth.py` decides who may use them."""
     for endpoint in LLAMA_COMPLETIONS:
         _install_completion(app, desk, options, endpoint)
+
+    @route(app, f"POST {INFILL}", INFILL_OPERATION)
+    async def fill_in() -> Response:
+        return await answer(INFILL, _read_infill, desk, options, MAX_VALUES)
 
     @route(app, "GET /props", PROPS)
     async def props() -> dict[str, Any]:
@@ -78,6 +83,10 @@ async def _read(desk: Desk, parsed: ParsedRequest) -> Reply:
         return (await desk.read_prompt(TextPrompt(text), "prompt", tenant, special=special)).token_ids
 
     return LlamaReply(await read_llama(parsed, encode), parsed.request_id, parsed.info.max_model_len)
+
+
+async def _read_infill(parsed: ParsedRequest) -> Reply:
+    return LlamaReply(await read_infill(parsed), parsed.request_id, parsed.info.max_model_len)
 
 
 def _num_slots(info: ServingInfo) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
+import attrs
+
 from ..body_field import BOOLEAN, BodyField
 from ..operation import (
     ANY_OBJECT,
@@ -25,7 +27,7 @@ from ..operation import (
     one_of,
     record,
 )
-from .llama_body import REQUEST
+from .llama_body import INFILL_REQUEST, REQUEST
 
 _LIKELY: Final = {"id": COUNT, "token": TEXT_VALUE, "bytes": array(COUNT), "logprob": NUMBER_VALUE}
 _PROBABILITIES: Final = array(record({**_LIKELY, "top_logprobs": array(record(_LIKELY))}))
@@ -67,6 +69,12 @@ COMPLETION: Final = Operation(
         _COMPLETION,
         record({"error": {"type": "object"}}),
     ),
+)
+INFILL: Final = attrs.evolve(
+    COMPLETION,
+    summary="Fill in a gap in a text, as llama.cpp does",
+    help="For models whose tokenizer has tokens for it. With `n_cmpl`, the answer is a list; with `stream`, events.",
+    body=INFILL_REQUEST,
 )
 PROPS: Final = Operation(
     summary="Describe the model, as llama.cpp does",

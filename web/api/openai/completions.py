@@ -1,7 +1,8 @@
 """`POST /v1/completions`: its body, its response, and the chunks of its stream.
 
 A prompt is a text, a list of texts, a list of token ids, or a list of lists of token ids; choice `n` of prompt `p` has
-the index `p * n_choices + n`.
+the index `p * n_choices + n`. With a `suffix`, each text is what stands before a gap, and the suffix is what stands
+after it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import orjson
 
 from quipu.actors.config.declarations import COMPLETIONS
 from quipu.actors.messages.handler import Delta, ScoredDelta
+from quipu.actors.messages.prompts import InfillPrompt, Prompt, TextPrompt
 from quipu.actors.messages.scores import TokenScores
 from quipu.actors.request_desk.interface import ServingInfo
 
@@ -24,6 +26,7 @@ from ..declared_body import Body
 from ..generation import GenerationRequest, WantedScores, read_model
 from ..output_grammar import read_openai_grammar
 from ..pace import Pace
+from ..pooled_bodies import TRUNCATION
 from ..request_reader import read_limit, read_request
 from ..stream import Transcript
 from .chunks import ChunkWriter, id_pieces, stop_fields
@@ -60,6 +63,8 @@ async def read_completion(
     async with Pace() as pace:
         prompts = await read_prompts(fields, "prompt", info, max_sequences, pace)
         grammar = await read_openai_grammar(fields, pace)
+    if suffix := fields.optional_text("suffix"):
+        prompts = _with_gap(prompts, suffix, fields)
     request = read_request(
         fields, info, model=model, prompts=prompts, limit=limit, max_sequences=max_sequences, scores=scores
     )
@@ -76,6 +81,17 @@ async def read_completion(
         unused_fields=(*wishes.unused, *wishes.named),  # a text has no parts to keep
     )
     return request.prewarmed(PREWARM) if wishes.prewarm else request
+
+
+def _with_gap(prompts: tuple[Prompt, ...], suffix: str, fields: Body) -> tuple[Prompt, ...]:
+    """Return prompts whose gaps come before the same text. Raises APIError."""
+    for name in ("echo", TRUNCATION):
+        if fields.get(name):
+            raise bad_value(name, "not allowed together with `suffix`", "unsupported_parameter")
+    texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
+    if len(texts) < len(prompts):
+        raise bad_value("suffix", "only allowed if `prompt` is text", "unsupported_parameter")
+    return tuple(InfillPrompt(text, suffix, "suffix") for text in texts)
 
 
 def completion_choice(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 import pytest
 
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason
-from quipu.actors.messages.prompts import TextPrompt, TokenPrompt
+from quipu.actors.messages.prompts import InfillPrompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.health import EngineState, EngineStatus
 from quipu.kernels.fake import Dials
@@ -222,3 +223,25 @@ async def test_props_and_slots() -> None:
     assert (await client.get(url, headers={"x-api-key": ADMIN}))[0].status == 200
     desk.engine_list = [attrs.evolve(status, num_running=9) for status in desk.engine_list]
     assert (await client.get(url, headers={"x-api-key": ADMIN}))[0].status == 503
+
+
+async def test_infill() -> None:
+    """A body is one prompt with a gap, which may have nothing after it; other fields are those of `/completion`."""
+    desk = FakeDesk()
+    client = Client(make_app(desk))
+    gap = {"input_prefix": "a", "input_suffix": ""}
+    exchange, answer = await client.post("/infill", {**gap, "prompt": "b", "n_predict": 3, "odd": 1})
+    assert exchange.status == 200 and answer["content"] == "Hello" and answer["generation_settings"]["n_predict"] == 3
+    assert unquote(exchange.headers["x-quipu-ignored-fields"]) == "odd"
+    assert desk.ticket.endpoint == "/infill" and desk.ticket.encode.prompt_param == "input_prefix"
+    assert desk.ticket.encode.prompts == (InfillPrompt("ab", "", "input_suffix"),)
+    for fields, param in (
+        ({"input_prefix": "a"}, "input_suffix"),
+        ({"input_suffix": "a"}, "input_prefix"),
+        ({"input_prefix": [1], "input_suffix": ""}, "input_prefix"),
+        ({**gap, "prompt": [1]}, "prompt"),
+        ({**gap, "n_predict": -2}, "n_predict"),
+        ({**gap, "input_extra": [{"filename": "x", "text": "y"}]}, "input_extra"),
+    ):
+        exchange, answer = await client.post("/infill", fields)
+        assert (exchange.status, answer["error"]["param"]) == (400, param), answer

@@ -109,7 +109,11 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["a"] * 100, "n": 6}, "prompt", "at most 512"),
     ({"n": 2, "best_of": 3}, "best_of", "must equal `n`"),
     ({"best_of": 2}, "best_of", "must equal `n`"),
-    ({"suffix": "x"}, "suffix", "not supported"),
+    ({"suffix": 3}, "suffix", "a string"),
+    ({"suffix": "x", "prompt": [1]}, "suffix", "if `prompt` is text"),
+    ({"suffix": "x", "prompt": [[1], [2]]}, "suffix", "if `prompt` is text"),
+    ({"suffix": "x", "echo": True}, "echo", "together with `suffix`"),
+    ({"suffix": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "together with `suffix`"),
     ({"thinking_token_budget": 0}, "thinking_token_budget", "not supported"),
     ({"return_token_ids": 1}, "return_token_ids", "a boolean"),
 ]

@@ -9,7 +9,7 @@ from openai.types import Completion
 
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import FinishReason
-from quipu.actors.messages.prompts import TextPrompt, TokenPrompt
+from quipu.actors.messages.prompts import InfillPrompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
@@ -193,6 +193,17 @@ async def test_prompt_forms(prompt: Any, expected: Any) -> None:
     await Client(make_app(desk)).post(PATH, body(prompt=prompt))
     assert desk.ticket.encode.prompts == expected
     assert desk.ticket.encode.prompt_param == "prompt"
+
+
+async def test_prompts_with_a_gap() -> None:
+    """One suffix follows the gap after each of the texts; an empty one is none."""
+    desk = FakeDesk()
+    client = Client(make_app(desk))
+    await client.post(PATH, body(prompt=["a", ""], suffix="z"))
+    await client.post(PATH, body(prompt="a", suffix=""))
+    gaps, none = (ticket.encode.prompts for ticket in desk.tickets)
+    assert gaps == (InfillPrompt("a", "z", "suffix"), InfillPrompt("", "z", "suffix"))
+    assert none == (TextPrompt("a"),)
 
 
 async def test_parameters_reach_the_desk() -> None:
