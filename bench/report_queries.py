@@ -17,6 +17,7 @@ from bench.body_parts import mostly
 TABLE = "/ui/usage"
 KEY_NAMES = "/ui/key-names"
 OPENAI = "/v1/organization/usage/completions"
+EMBEDDINGS = "/v1/organization/usage/embeddings"
 ANTHROPIC = "/v1/organizations/usage_report/messages"
 RECORD, RECEIPT = "/v1/usage/{}", "/v1/usage/{}/receipt"
 EXPLAIN = "/v1/cache/explain/{}"
@@ -44,7 +45,7 @@ REPORTS: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "since": _SECONDS,
         "until": _SECONDS,
         "bucket": _WIDTH,
-        "by": _among("model", "api_key", "tenant"),
+        "by": _among("model", "kind", "api_key", "tenant"),
         "tenant": _NAMES,
         "format": mostly(st.sampled_from(["json", "csv"]), _JUNK),
     },
@@ -57,6 +58,13 @@ REPORTS: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "project_ids": _NAMES,
         "batch": mostly(st.sampled_from(["true", "false"]), _JUNK),
         "user_ids": mostly(st.just([]), _NAMES),
+    },
+    EMBEDDINGS: {
+        **_COMMON,
+        "start_time": _SECONDS,
+        "end_time": _SECONDS,
+        "group_by": _among("project_id", "api_key_id", "model", "user_id"),
+        "project_ids": _NAMES,
     },
     ANTHROPIC: {
         **_COMMON,
@@ -73,14 +81,15 @@ REPORTS: Mapping[str, Mapping[str, Strategy[Any]]] = {
     RECEIPT: {},
     EXPLAIN: {},
 }
-_REQUIRED = {OPENAI: "start_time", ANTHROPIC: "starting_at"}
+_REQUIRED = {OPENAI: "start_time", EMBEDDINGS: "start_time", ANTHROPIC: "starting_at"}
 
 
 @st.composite
 def paths(draw: st.DrawFn, report: str) -> str:
     """Draw the path and query of one request."""
     if not REPORTS[report]:
-        name = draw(mostly(st.from_regex(r"req-[0-9a-f]{24}", fullmatch=True), st.text(min_size=1, max_size=8)))
+        numbers = st.integers(0, 9) | st.integers(0, 2**96 - 1)  # the first ones are likely to exist
+        name = draw(mostly(numbers.map(lambda number: f"req-{number:024x}"), st.text(min_size=1, max_size=8)))
         return report.format(quote(name, safe=""))
     parameters = REPORTS[report]
     names = set(draw(st.lists(st.sampled_from(sorted(parameters)), max_size=5)))

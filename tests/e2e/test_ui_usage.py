@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from quipu.actors.messages.counts import Known
+from quipu.kernels.step_types import SequenceKind
 from quipu.web.auth.key_file import hash_key
 from tests.actors.ledger.ledgers import record_of
 from tests.browsers import PHONE, Browser, Keys
@@ -47,8 +48,9 @@ def served(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
     entries[-1]["admin"] = True
     (folder / "keys.json").write_text(json.dumps({"keys": entries}))
     begin, end = month_back(2).timestamp(), month_back(1).timestamp()
-    books = [(begin - 1, "acme", 1000), (begin, "acme", 200), (begin + 86_400, "bolt", 40), (end - 1, "acme", 7)]
-    books += [(end, "bolt", 3000), (time.time() - 60, "acme", 500)]
+    generate, embed, score = SequenceKind
+    books = [(begin - 1, "acme", 1000, generate), (begin, "acme", 200, generate), (begin + 86_400, "bolt", 40, score)]
+    books += [(end - 1, "acme", 7, embed), (end, "bolt", 3000, embed), (time.time() - 60, "acme", 500, generate)]
     make_database(folder / "template")
     (folder / "served").mkdir()
     records = (
@@ -61,8 +63,9 @@ def served(one_browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> It
             cached=Known(0),
             cached_by_tier=dict.fromkeys(("device", "host", "disk", "remote", "unattributed"), 0),
             cache_write=Known(0),
+            kind=kind,
         )
-        for number, (closed_at, tenant, prompt) in enumerate(books)
+        for number, (closed_at, tenant, prompt, kind) in enumerate(books)
     )
     copy_database(folder / "template", folder / "served" / "data", records)
     flags = ["--executor", "fake", "--key-file", str(folder / "keys.json")]
@@ -122,6 +125,28 @@ def test_month_own_range_and_tenant(served: Server, browser: Browser, size: tupl
     )
     browser.wait_text("#rangeerror", "The last day is before the first.")
     assert not browser.all(".bars")
+
+
+@SIZES
+def test_kinds(served: Server, browser: Browser, size: tuple[int, int]) -> None:
+    """Texts, embeddings and scores are told apart by keyboard, in words, and the choice fits on a phone."""
+    browser.look(size=size, scheme="light")
+    browser.open(served.url, "usage", key=KEYS["ops"])
+    prompt_tokens(browser, "500")
+    browser.tab_to("e.name === 'range'")
+    browser.press(f"{month_back(2):%B %Y}")
+    prompt_tokens(browser, "247")
+    browser.tab_to("e.name === 'by-model'")
+    browser.press(Keys.SPACE)
+    browser.wait_text("h2", "All together")
+    browser.press(Keys.TAB, Keys.SPACE)
+    browser.wait_text("h2", "By kind")
+    assert [row[:3] for row in rows(browser)] == [
+        ["Embeddings", "1", "7"],
+        ["Text", "1", "200"],
+        ["Scores, reranking", "1", "40"],
+    ]
+    assert browser.run("return document.documentElement.scrollWidth") == size[0]
 
 
 def test_names_that_a_tenant_sees(served: Server, browser: Browser) -> None:

@@ -55,7 +55,7 @@ KEY_NAMES = Operation(
     answer=record({"names": by_name(maybe(TEXT_VALUE))}),
 )
 USAGE_TABLE = Operation(
-    summary="Show usage by time, model, key and tenant, with its cost",
+    summary="Show usage by time, model, kind, key and tenant, with its cost",
     tag=PAGES,
     help="With `format=csv`, the answer is CSV.",
     other_type=CSV,

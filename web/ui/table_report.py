@@ -24,7 +24,7 @@ from ..api.admin.prices import PriceList
 from ..api.admin.reports import Ledger, ReportRefused
 from ..api.admin.usage_buckets import WIDTHS
 
-GROUPS: Final[dict[str, GroupColumn]] = {"model": "model", "api_key": "key_id", "tenant": "tenant"}
+GROUPS: Final[dict[str, GroupColumn]] = {"model": "model", "kind": "kind", "api_key": "key_id", "tenant": "tenant"}
 MAX_BUCKETS: Final = 1000
 MAX_LINES: Final = 5000
 MAX_DISPUTED: Final = 50

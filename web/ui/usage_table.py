@@ -1,4 +1,4 @@
-"""`GET /ui/usage`: usage by time, model, key and tenant, with its cost, as the usage page shows and exports it.
+"""`GET /ui/usage`: usage by time, model, kind, key and tenant, with its cost, as the usage page shows and exports it.
 
     ?since=UNIX&until=UNIX&by=model&by=api_key&tenant=NAME&bucket=1h&format=json|csv
 

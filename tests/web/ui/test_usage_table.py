@@ -89,6 +89,23 @@ async def test_adapters_have_their_model_beside_them() -> None:
     assert [(row["model"], row["parent"]) for row in rows] == [("demo", ""), ("pirate", "demo")]
 
 
+async def test_kinds() -> None:
+    """Texts, embeddings and scores have rows of their own, in the export too, and together they are the total."""
+    kinds = ("generate", "embed", "score", "embed")
+    client = client_of(source=BookSource([record_at(at, kind=kind) for at, kind in enumerate(kinds)]))
+    _, answer = await get(client, by=["kind"])
+    rows = [(row["kind"], row["requests"], row["prompt_tokens"]) for row in answer["rows"]]
+    assert rows == [("embed", 2, 200), ("generate", 1, 100), ("score", 1, 100)]
+    assert (answer["by"], answer["total"]["requests"]) == (["kind"], 4)
+    query = urlencode({**RANGE, "by": ["model", "kind"], "format": "csv"}, doseq=True)
+    async with client.open("GET", f"/ui/usage?{query}") as exchange:
+        await exchange.wait_started()
+        exported = list(csv.DictReader(io.StringIO((await exchange.read()).decode())))
+    assert [(row["model"], row["kind"], row["requests"]) for row in exported] == [
+        ("demo", kind, number) for kind, number in (("embed", "2"), ("generate", "1"), ("score", "1"))
+    ]
+
+
 async def test_buckets() -> None:
     """Only buckets in which a request ended are listed, oldest first."""
     _, answer = await get(client_of(), bucket="1h")

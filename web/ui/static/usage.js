@@ -1,4 +1,4 @@
-// The usage page: by time, model, key and tenant, with cost; disputed accounts; export.
+// The usage page: by time, model, kind, key and tenant, with cost; disputed accounts; export.
 import { download, getJson, getText } from "./api.js";
 import { StackedBars } from "./charts.js";
 import { count, money, share, utc } from "./format.js";
@@ -7,7 +7,8 @@ import { namedRanges, rangeOf, WIDTHS } from "./usage_range.js";
 
 const TIERS = { host: "From host", disk: "From disk", remote: "From remote" };
 const tokensFrom = (row, tier) => row[`cached_${tier}_tokens`];
-const GROUPS = { model: "Model", api_key: "Key", tenant: "Tenant" };
+const GROUPS = { model: "Model", kind: "Kind", api_key: "Key", tenant: "Tenant" };
+const KINDS = { generate: "Text", embed: "Embeddings", score: "Scores, reranking" };
 const NAMES_AT_ONCE = 100;
 const chosen = { range: "24h", first: "", last: "", by: ["model"], tenant: "" }; // outlives a look at another page
 const keyNames = new Map(); // by id: those that the server has told
@@ -176,9 +177,10 @@ function partsOf(row, tiers) {
   return [rest, ...loaded, row.prompt_tokens - row.cached_tokens, row.completion_tokens];
 }
 
-/** A key by its name, with its id, since names may be given twice; an adapter with its model. */
+/** A key by its name, with its id, since names may be given twice; an adapter with its model; a kind in words. */
 function Group({ name, value, parent }) {
   if (name === "model" && parent) return html`${value} <small class="id">adapter of ${parent}</small>`;
+  if (name === "kind") return html`${KINDS[value] ?? value}`;
   const known = name === "api_key" ? keyNames.get(value) : null;
   return known ? html`${known} <small class="id">${value}</small>` : html`${value ?? "–"}`;
 }
