@@ -16,6 +16,7 @@ from quipu.actors.response_store.stored import ContextTooLong, Kind
 
 from ...request.errors import bad_value, not_found, quoted
 from ...request.request_context import current_request_context
+from ..fields import Fields
 from ..json_body import parse_json
 from ..json_structure import MAX_CHAT_VALUES, TooComplex
 from ..pace import MAX_MESSAGES
@@ -44,13 +45,13 @@ async def with_references(
         raise needs_store(f"input[{places[0]}]")
     if len(places) > MAX_REFERENCES:
         raise bad_value("input", f"must have at most {MAX_REFERENCES} items of the type `{REFERENCE}`")
-    ids = [items[at].get("id") for at in places]
+    ids = [Fields(items[at], f"input[{at}]").text("id") for at in places]
     tenant = current_request_context().principal.tenant
     try:
         found = await door.call(_find, tenant, ids, max_bytes)
         for at, item_id, data in zip(places, ids, found, strict=True):
             if data is None:
-                raise not_found(f"Item with id {quoted(str(item_id))} not found.", f"input[{at}].id", "item_not_found")
+                raise not_found(f"Item with id {quoted(item_id)} not found.", f"input[{at}].id", "item_not_found")
         data = b"[" + b",".join(filter(None, found)) + b"]"
         grow(len(data))
         read = await parse_json(data, grow, MAX_CHAT_VALUES)
@@ -65,11 +66,11 @@ async def with_references(
     return {**body, "input": replaced}
 
 
-def _find(tables: ObjectTables, tenant: str, ids: Sequence[Any], max_bytes: int) -> list[bytes | None]:
+def _find(tables: ObjectTables, tenant: str, ids: Sequence[str], max_bytes: int) -> list[bytes | None]:
     found: list[bytes | None] = []
     num_bytes = 0
     for item_id in ids:
-        named = _ITEM_ID.fullmatch(item_id) if type(item_id) is str and is_stored_id(item_id) else None
+        named = _ITEM_ID.fullmatch(item_id) if is_stored_id(item_id) else None
         data = None if named is None else tables.item(tenant, Kind.RESPONSE, f"resp_{named[1]}", item_id)
         num_bytes += len(data or b"")
         if num_bytes > max_bytes:

@@ -15,6 +15,7 @@ from tests.web.fakes import Client, FakeDesk
 from tests.web.stored import Stored, storing
 
 PATH, COUNT, LOOKUP = "/v1/responses", "/v1/responses/input_tokens", "/v1/cache/lookup"
+DEEP = b"[" * 1000 + b"]" * 1000
 LONG = "A long question, of several blocks. " * 8
 
 
@@ -59,7 +60,7 @@ async def test_of_the_own_tenant_alone(tmp_path: Path) -> None:
         assert (await stored.ask("POST", PATH, {"model": "tiny", "input": referring(known)}))[0] == 200
 
 
-@pytest.mark.parametrize("item_id", [None, 5, "", "x" * 500, "msg", "resp_r1", "msg_r1_i99", "msg_r1_iX"])
+@pytest.mark.parametrize("item_id", ["", "x" * 500, "msg", "resp_r1", "msg_r1_i99", "msg_r1_iX"])
 async def test_odd_ids(tmp_path: Path, item_id: Any) -> None:
     """Anything else in place of an id is an item that does not exist."""
     async with storing(tmp_path) as stored:
@@ -67,6 +68,17 @@ async def test_odd_ids(tmp_path: Path, item_id: Any) -> None:
         body = {"model": "tiny", "input": [{"type": "item_reference", "id": item_id}]}
         status, answer = await stored.ask("POST", PATH, body)
         assert (status, answer["error"]["code"]) == (404, "item_not_found")
+
+
+@pytest.mark.parametrize(
+    ("item_id", "code"), [(b"null", "missing_required_parameter"), (b"5", "invalid_type"), (DEEP, "invalid_type")]
+)
+async def test_no_id(tmp_path: Path, item_id: bytes, code: str) -> None:
+    """What is no text is named as such, however deeply it is nested."""
+    async with storing(tmp_path) as stored:
+        body = b'{"model":"tiny","input":[{"role":"user","content":"x"},{"type":"item_reference","id":%b}]}' % item_id
+        status, answer = await stored.ask("POST", PATH, body)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, "input[1].id"), answer
 
 
 async def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
