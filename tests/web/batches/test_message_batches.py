@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,27 @@ async def test_memory_is_counted(tmp_path: Path) -> None:
         requests = [request_of(str(n), model="none", system="x" * 100_000) for n in range(9)]
         assert (await bench.request("POST", PATH, {"requests": requests}))[0] == 200
         assert not bench.app.bodies.num_bytes
+
+
+class Counting:
+    """A pattern that counts the bytes that it is given."""
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self.num_bytes = 0
+        self._pattern = pattern
+
+    def finditer(self, data: bytes) -> Iterator[re.Match[bytes]]:
+        self.num_bytes += len(data)
+        return self._pattern.finditer(data)
+
+
+def test_brackets_before_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of requests is looked for once in each piece of a body, however many other lists come before it."""
+    pattern = Counting(batch_requests.OPENS_REQUESTS)
+    monkeypatch.setattr(batch_requests, "OPENS_REQUESTS", pattern)
+    body = b'{"a":[]' + b',"a":[]' * 2_000 + b',"requests" : [{"custom_id":"a","params":{}}]}'
+    cutter, lines = batch_requests.RequestCutter(BatchLimits()), b""
+    for start in range(0, len(body), 8192):
+        lines += cutter.feed(body[start : start + 8192])
+    assert cutter.num_requests == 1 and lines.startswith(b'{"custom_id":"a"')
+    assert pattern.num_bytes < 2 * len(body)

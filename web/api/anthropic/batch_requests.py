@@ -38,9 +38,9 @@ MAX_OTHER_BYTES: Final = 16 * 1024
 """Of a body beside its requests."""
 _cuts: Final = trio.CapacityLimiter(1)
 _BLANKS: Final = b" \t\n\r"
-_OPENS_REQUESTS: Final = re.compile(rb'(?<!\\)"requests"[ \t\n\r]*+:[ \t\n\r]*+\[\Z')
+OPENS_REQUESTS: Final = re.compile(rb'(?<!\\)"requests"[ \t\n\r]*+:[ \t\n\r]*+\[')
 _NAME_BYTES: Final = 1024
-"""Before the opening bracket, in which the field's name is looked for."""
+"""Before a piece, in which the name of the list is looked for."""
 _CUSTOM_ID: Final = re.compile(CUSTOM_ID_PATTERN)
 _LINE: Final = b'{"custom_id":"%b","method":"POST","url":"%b","body":%b}\n'
 
@@ -142,21 +142,23 @@ class RequestCutter:
             self._depth = int(depths[-1])
         if self._place is _Place.BEHIND:
             return
-        before = len(self.other)
-        near = np.flatnonzero(((kinds == COMMA) & (depths == 2)) | ((kinds == ord("[")) & (depths == 2)) | (depths < 2))
-        for index in near:
-            position, kind, depth = int(at[index]), kinds[index], depths[index]
-            if self._place is _Place.BEFORE:
-                if before + position > MAX_OTHER_BYTES:
-                    return
-                begun = (bytes(self.other) + piece[: position + 1])[-_NAME_BYTES:]
-                if kind == ord("[") and depth == 2 and _OPENS_REQUESTS.search(begun):
-                    yield position, False
-            elif kind != ord("[") or depth < 2:
-                is_last = depth < 2
-                yield position, is_last
-                if is_last:
-                    return
+        first = 0
+        if self._place is _Place.BEFORE:
+            opening = np.flatnonzero((kinds == ord("[")) & (depths == 2) & np.isin(at, self._named(piece)))
+            if not len(opening) or len(self.other) + at[opening[0]] > MAX_OTHER_BYTES:
+                return
+            yield int(at[opening[0]]), False
+            first = int(opening[0]) + 1
+        for index in first + np.flatnonzero((((kinds == COMMA) & (depths == 2)) | (depths < 2))[first:]):
+            is_last = bool(depths[index] < 2)
+            yield int(at[index]), is_last
+            if is_last:
+                return
+
+    def _named(self, piece: bytes) -> list[int]:
+        """Return where in a piece there are brackets behind the name of the list, at any depth."""
+        tail = bytes(self.other[-_NAME_BYTES:])
+        return [match.end() - 1 - len(tail) for match in OPENS_REQUESTS.finditer(tail + piece)]
 
     def _check_size(self) -> None:
         if len(self._begun) > self._max_bytes:
