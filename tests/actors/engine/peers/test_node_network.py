@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import attrs
 import pytest
@@ -96,6 +97,13 @@ async def test_engines_of_several(node: Open, case: str) -> None:
         "nonsense": f"#{boot}/{'x' * 99}",
     }[case]
     await node.check(node.by_tcp + here, TcpLink)
+
+
+async def test_kernel_that_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a sandbox hides which kernel runs, engines start, and all connections are by TCP."""
+    monkeypatch.setattr(node_network, "_BOOT_ID", tmp_path / "boot_id")
+    async with listening() as node:
+        await node.check(node.listener.address, TcpLink)
 
 
 @pytest.mark.parametrize("answer", [b"", bytes(64), None], ids=["hangs up", "guesses", "is silent"])
