@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import orjson
-
 from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
 
+from ...http.sse import json_for_line
 from ...request.errors import bad_value
 from ..fields import Fields
 from ..generation import WantedScores
@@ -111,7 +110,7 @@ def array_pieces(
     for scores in parts:
         for some in slices(scores, num_top, tokens):
             values = [describe(token) for token in scores.tokens(some.start, some.stop, num_top)]
-            yield (b"" if is_first else b",") + orjson.dumps(values)[1:-1]
+            yield (b"" if is_first else b",") + json_for_line(values)[1:-1]
             is_first = False
     yield b"]"
 

@@ -105,6 +105,17 @@ async def test_impossible_token() -> None:
     assert told == {"token": ".", "logprob": -9999.0, "bytes": [46], "top_logprobs": []}
 
 
+async def test_line_breaks_of_unicode() -> None:
+    """A stream has none of them within an event, in logprobs as little as in texts: some clients split there."""
+    breaks = "\x85\u2028\u2029"
+    end = ScoredDelta(0, breaks, 1, FinishReason.LENGTH, scores=(scored(5, breaks, 0, -1.0),))
+    desk = FakeDesk(scripted(STARTED, end, Closed(record(), None)))
+    async with Client(make_app(desk)).open("POST", PATH, {**BODY, "stream": True}) as exchange:
+        assert await exchange.wait_started() == 200
+        text = (await exchange.read()).decode()
+    assert text.splitlines() == text.split("\n")[:-1] and text.count("\\u2028") > text.count('"logprobs":[{') > 0
+
+
 async def test_only_on_request() -> None:
     """Without `include` there are none, and `top_logprobs` is named as without effect; 0 is the sampled token alone."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, {**BODY, "include": []})
