@@ -195,7 +195,7 @@ class Account:
     @property
     def moved(self) -> Counter[int | None]:
         """Prompt tokens that came from another engine, by the engine that they came to."""
-        return sum((sequence.moved for sequence in self.sequences.values()), Counter())
+        return sum((sequence.moved for sequence in self.sequences.values() if sequence.moved), Counter())
 
     def created(self, ttl: CacheTtl) -> int:
         """Written tokens up to each prompt's last breakpoint that belong to breakpoints with this ttl."""

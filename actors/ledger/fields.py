@@ -110,8 +110,7 @@ _CONVERTED: Final = ("cache_misses", "moved_by_engine")
 _ATTRIBUTES: Final = {
     name: attribute
     for name in FIELD_NAMES
-    if hasattr(attrs.fields(UsageRecord), attribute := _RENAMED.get(name, name))
-    and name not in ("cache_misses", "moved_by_engine")
+    if hasattr(attrs.fields(UsageRecord), attribute := _RENAMED.get(name, name)) and name not in _CONVERTED
 }
 """Names in the record of the fields that it has with the same value."""
 _ENUMS: Final = (Outcome, FinishReason, Fault, SequenceKind)
