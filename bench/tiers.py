@@ -169,7 +169,7 @@ async def measure_first_token(folder: Path, sizes: Sizes, executor: str) -> dict
         for number, prompt in enumerate(pair, 1):
             (cold,) = await engine.ask(prompt)
             seen["computed"].append(cold.first_token_s)
-            await _settle(engine, number * prompt_blocks)
+            await _settle(engine, "host", number * prompt_blocks)
         for index in range(sizes.rounds):
             prompt = pair[index % 2]
             (host,) = await engine.ask(prompt)
@@ -210,9 +210,7 @@ async def _first_token_disk(folder: Path, sizes: Sizes, executor: str) -> dict[s
         for number, prompt in enumerate(pair, 1):
             (cold,) = await engine.ask(prompt)
             seen["computed"].append(cold.first_token_s)
-            with trio.fail_after(60):
-                while engine.num_moved["stored", "disk"] < number * prompt_blocks:
-                    await engine.ask([1])
+            await _settle(engine, "disk", number * prompt_blocks)
         for index in range(sizes.rounds):
             prompt = pair[index % 2]
             (disk,) = await engine.ask(prompt)
@@ -267,10 +265,10 @@ async def _store_disk(folder: Path, sizes: Sizes, executor: str) -> dict[str, An
     }
 
 
-async def _settle(engine: DrivenEngine, num_stored: int) -> None:
-    """Run steps that evict nothing until so many blocks have been stored: of all prompts that were served."""
+async def _settle(engine: DrivenEngine, tier: str, num_stored: int) -> None:
+    """Run steps that evict nothing until the engine knows of so many stored blocks: of all prompts that were served."""
     with trio.fail_after(60):
-        while _num_on_host(engine.engine) < num_stored:
+        while engine.num_moved["stored", tier] < num_stored:
             await engine.ask([1])
 
 
