@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quipu.actors.fleet.processes.connected_host import CLOSED
 from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import expected_text, token_prompt
 from tests.e2e.servers import Server, eventually, has_ended, serve_command, serving, start_quipu
@@ -103,7 +104,9 @@ def test_engine_killed(tmp_path: Path) -> None:
                 assert stream.error is None and stream.done and stream.text == expected_text(prompt, num_tokens)
             assert whole.result().json()["choices"][0]["text"] == expected_text(token_prompt("whole", 30), num_tokens)
         assert "Retry-After" in health.headers and health.json()["state"] == "restarting"
-        assert "SIGKILL" in ready.json()["detail"]
+        (death,) = server.events("engine.died")
+        assert "SIGKILL" in death["reason"]
+        assert ready.json()["detail"] in {CLOSED, death["reason"]}  # how it ended is known a moment later
         metrics = server.wait_at_rest()  # must hold even before another request updates the gauges
         assert metrics['requests_total{outcome="finished"}'] == 3 and metrics["usage_disputed_total"] == 0
         assert metrics['requests_resumed_total{same_numerics="true"}'] == 3
