@@ -2,7 +2,8 @@
 
 A prompt is a text, a list of token ids, or a list of both, whose texts are encoded as `/tokenize` does it. A list of
 texts is several prompts, and so is one with a list in it. Defaults are the model's; without `n_predict` there is no
-limit but the context. A body of `/infill` has the two texts around a gap in place of a prompt.
+limit but the context. A body of `/infill` has the two texts around a gap in place of a prompt. Where some fields are
+absent, those with OpenAI's names hold, as in llama.cpp (`params_from_json_cmpl`).
 """
 
 from __future__ import annotations
@@ -55,25 +56,39 @@ SAMPLING: Final = {
     )
 }
 """What each field is in a completion, and its declaration."""
+_LIMIT = BodyField(
+    name="n_predict",
+    bounds=Bounds(minimum=UNLIMITED),
+    default=UNLIMITED,
+    help="The most tokens to generate; -1: what the context has room for.",
+)
+_PROBS = BodyField(
+    name="n_probs",
+    bounds=Bounds(minimum=0, maximum=MAX_LOGPROBS),
+    default=0,
+    help="Top logprobs for each token; 0: no logprobs.",
+)
+_LIMITS: Final = ("n_predict", "max_completion_tokens", "max_tokens")
+"""Names of one field, the one that holds first."""
+
+
+def _also(field: BodyField, name: str) -> BodyField:
+    """Declare another name of a field."""
+    return attrs.evolve(field, name=name, default=None, help=f"As `{field.name}`, if that is absent.")
+
+
 _OTHERS: Final = (
-    BodyField(
-        name="n_predict",
-        bounds=Bounds(minimum=UNLIMITED),
-        default=UNLIMITED,
-        help="The most tokens to generate; -1: what the context has room for.",
-    ),
+    _LIMIT,
+    *(_also(_LIMIT, name) for name in _LIMITS[1:]),
     *(field for _, field in SAMPLING.values()),
+    _also(SAMPLING["n_cmpl"][1], "n"),
     BodyField(
         name=BIASES,
         schema={"anyOf": [_BIASES.schema, {"type": "array", "items": _PAIR, "maxItems": MAX_BIASES}]},
         help="By token id, or pairs of a token id and a number, or false for never.",
     ),
-    BodyField(
-        name="n_probs",
-        bounds=Bounds(minimum=0, maximum=MAX_LOGPROBS),
-        default=0,
-        help="Top logprobs for each token; 0: no logprobs.",
-    ),
+    _PROBS,
+    attrs.evolve(_also(_PROBS, "logprobs"), help="As `n_probs`, if that is absent or 0."),
     same_as("return_token_ids", "return_tokens"),
     same_as("stream"),
     same_as("model"),
@@ -130,9 +145,13 @@ async def _read(parsed: ParsedRequest, declared: Shape, prompt_param: str, promp
     for name, (completion, _) in SAMPLING.items():
         if (name, whole_number(value := fields.get(name))) != ("seed", UNLIMITED):
             translation.put(completion, name, value)
-    limit = fields.integer("n_predict")
-    translation.put("max_tokens", "n_predict", None if limit == UNLIMITED else limit)
-    translation.put("logprobs", "n_probs", fields.integer("n_probs") or None)
+    fields.integer("n")
+    translation.put("n", "n", fields.get("n"))
+    limits = [(name, limit) for name in _LIMITS if (limit := fields.integer(name)) is not None]
+    for name, limit in limits[:1]:
+        translation.put("max_tokens", name, None if limit == UNLIMITED else limit)
+    for name in ("n_probs", "logprobs"):
+        translation.put("logprobs", name, fields.integer(name) or None)
     translation.put(BIASES, BIASES, _biases(fields.get(BIASES)))
     for name in ("stream", "model", "cache_salt", "priority"):
         translation.put(name, name, fields.get(name))

@@ -142,6 +142,19 @@ async def test_what_reaches_the_desk() -> None:
     encode = await encoded(prompt=[1, 2], n_predict=-1, seed=-1)
     assert encode.prompts == (TokenPrompt((1, 2)),) and encode.max_tokens is None
     assert encode.sampling.seed < 2**53
+    for fields, limit in (
+        ({"max_tokens": 3}, 3),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, 4),
+        ({"max_tokens": 3, "max_completion_tokens": 4, "n_predict": 5}, 5),
+        ({"max_tokens": 3, "n_predict": None}, 3),
+        ({"max_tokens": 3, "n_predict": -1}, None),
+        ({"max_tokens": -1}, None),
+    ):
+        assert (await encoded(prompt="a", **fields)).max_tokens == limit, fields
+    encode = await encoded(prompt="a", n=2, logprobs=1)
+    assert (encode.num_choices, encode.sampling.logprobs) == (2, 1)
+    encode = await encoded(prompt="a", n=2, n_cmpl=3, logprobs=1, n_probs=2)
+    assert (encode.num_choices, encode.sampling.logprobs) == (3, 2)
     for biases in ([[5, 1.5], [6, False]], {"5": 1.5, "6": -100}):
         encode = await encoded(
             prompt="a", n_predict=9, repeat_penalty=1.5, n_cmpl=2, top_k=3, logit_bias=biases, stop=["x"]
@@ -168,6 +181,11 @@ async def test_what_reaches_the_desk() -> None:
         ({"prompt": [1, 100]}, "prompt"),
         ({"prompt": [1] * 65}, "prompt"),
         ({"n_predict": -2}, "n_predict"),
+        ({"max_tokens": "3"}, "max_tokens"),
+        ({"max_tokens": -2, "n_predict": 3}, "max_tokens"),
+        ({"max_completion_tokens": 0.5}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"logprobs": True}, "logprobs"),
         ({"n_probs": 21}, "n_probs"),
         ({"n_cmpl": 0}, "n_cmpl"),
         ({"temperature": -1}, "temperature"),
