@@ -23,7 +23,7 @@ from tests.web.fakes import INFO
 async def reply_to(read: Reader, body: dict[str, Any], *, has_short_ids: bool = False, **changes: Any) -> Reply:
     """Return the reply of the request `r1`; `changes` are made to what was read of its body."""
     info = attrs.evolve(INFO, output=OutputFormat(has_short_call_ids=has_short_ids))
-    reply = await read(ParsedRequest({"model": "tiny", **body}, "r1", info, AppOptions()))
+    reply = await read(ParsedRequest({"model": "tiny", **body}, "r1", info, AppOptions(), lambda num_bytes: None))
     reply.wanted = attrs.evolve(reply.wanted, **changes)
     return reply
 

@@ -86,7 +86,7 @@ class ParsedRequest:
     request_id: str
     info: ServingInfo
     options: AppOptions
-    grow: Callable[[int], object] = lambda num_bytes: None
+    grow: Callable[[int], object]
     """Takes more of the memory for bodies. Raises APIError."""
 
 
@@ -179,7 +179,7 @@ async def read_reply(
     body: dict[str, Any],
     desk: Desk,
     options: AppOptions,
-    grow: Callable[[int], object] = lambda num_bytes: None,
+    grow: Callable[[int], object],
 ) -> Reply:
     """Read the body of the current request as an endpoint does. Raises APIError."""
     context = current_request_context()

@@ -29,14 +29,18 @@ class CountedPrompt:
     unused_fields: tuple[str, ...]
 
 
-async def count_tokens(endpoint: str, read: Callable[[dict[str, Any]], Awaitable[CountedPrompt]], desk: Desk) -> int:
+CountReader = Callable[[dict[str, Any], Callable[[int], object]], Awaitable[CountedPrompt]]
+"""Checks a body. Takes what memory it needs beyond that of the body's share. Raises APIError."""
+
+
+async def count_tokens(endpoint: str, read: CountReader, desk: Desk) -> int:
     """Return how many prompt tokens the current request's body would have at an endpoint.
 
     Raises APIError, and what the desk raises.
     """
     data, share = await take_body()
     context, parsed = current_request_context(), await parse_object(data, share.grow)
-    counted = await read(parsed)
+    counted = await read(parsed, share.grow)
     context.ignored_fields = (await ignored_fields(parsed, SHAPES[endpoint], counted.unused_fields)).header
     del data, parsed
     return await desk.count_tokens(counted.prompt, counted.param, context.principal.tenant)

@@ -47,6 +47,10 @@ class Asked:
         return Caller(TENANT, model=self.reply.wanted.model, adapter=adapter, parent=own if adapter else None)
 
 
+def _take(num_bytes: int) -> None:
+    """Let a caller of the library have all memory that its request needs."""
+
+
 async def read_request(desk: Desk, body: Mapping[str, Any]) -> Asked:
     """Check the body of a chat, which has `messages`, or of a completion. Raises RequestError."""
     endpoint = declarations.CHAT if "messages" in body else declarations.COMPLETIONS
@@ -54,7 +58,7 @@ async def read_request(desk: Desk, body: Mapping[str, Any]) -> Asked:
     request_id = desk.new_request_id()
     try:
         check_task(endpoint, desk.info)
-        reply = await _READERS[endpoint](ParsedRequest(fields, request_id, desk.info, _OPTIONS))
+        reply = await _READERS[endpoint](ParsedRequest(fields, request_id, desk.info, _OPTIONS, _take))
     except APIError as error:
         raise _own(error) from None
     for name in ((await ignored_fields(fields, SHAPES[endpoint])).header() or "").split(","):

@@ -54,7 +54,7 @@ def install_anthropic(app: QuartTrio, desk: Desk, options: AppOptions) -> None:
     async def count_message() -> dict[str, int]:
         return {"input_tokens": await count_tokens(MESSAGES, read, desk)}
 
-    async def read(body: dict[str, Any]) -> CountedPrompt:
+    async def read(body: dict[str, Any], _: object) -> CountedPrompt:
         asked = await read_count(body, visible_to(current_request_context().principal, desk.info), options)
         return CountedPrompt(asked.chat, "messages", asked.unused_fields)
 

@@ -86,7 +86,7 @@ async def _read(desk: Desk, options: AppOptions, readers: Mapping[str, Reader]) 
     if type(body) is not dict:
         raise wrong_type("body", "an object")
     del parsed, fields
-    reply, context = await read_reply(url, read, body, desk, options), current_request_context()
+    reply, context = await read_reply(url, read, body, desk, options, share.grow), current_request_context()
     return reply.wanted.encode(context.request_id, context.principal.tenant), prefetch
 
 

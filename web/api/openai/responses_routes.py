@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import attrs
@@ -86,9 +87,9 @@ def install_responses(app: QuartTrio, desk: Desk, options: AppOptions, reader: R
         )
         raise not_found(message, None, "compaction_not_supported")
 
-    async def read_counted(body: dict[str, Any]) -> CountedPrompt:
-        body = await with_references(body, reader.door, options.max_body_bytes, lambda num_bytes: None)
-        state = await read_state(Body(body, RESPONSES), reader.door, options.max_body_bytes, lambda num_bytes: None)
+    async def read_counted(body: dict[str, Any], grow: Callable[[int], object]) -> CountedPrompt:
+        body = await with_references(body, reader.door, options.max_body_bytes, grow)
+        state = await read_state(Body(body, RESPONSES), reader.door, options.max_body_bytes, grow)
         info = visible_to(current_request_context().principal, desk.info)
         wanted = (await read_response(body, info, options.max_sequences, state)).wanted
         return CountedPrompt(wanted.prompts[0], wanted.prompt_param, wanted.unused_fields)

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from quipu.web.api.bodies import FREE_BYTES
 from quipu.web.api.openai import item_references
 from quipu.web.app import make_app
 from tests.runtimes import small_runtime
@@ -91,6 +92,21 @@ async def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, {"model": "tiny", "input": referring("msg_r1")})
     assert exchange.status == 400 and answer["error"]["param"] == "input[0]"
     assert "--response-store" in answer["error"]["message"]
+
+
+async def test_memory_of_what_is_read(tmp_path: Path) -> None:
+    """What a body continues or refers to takes memory of bodies, where it is only counted or looked up, too."""
+    async with storing(tmp_path) as stored:
+        items: Any = [{"role": "user", "content": "x" * 100_000}]
+        first = await stored.client.responses.create(model="tiny", input=items)
+        (asked,) = (await stored.client.responses.input_items.list(first.id)).data
+        stored.raw.app.bodies.max_bytes = FREE_BYTES
+        for fields in ({"previous_response_id": first.id, "input": "y"}, {"input": referring(asked.id or "")}):
+            body = {"model": "tiny", **fields}
+            for path, sent in ((PATH, body), (COUNT, body), (LOOKUP, {"url": PATH, "body": body})):
+                status, answer = await stored.ask("POST", path, sent)
+                assert (status, answer["error"]["code"]) == (503, "overloaded"), path
+        assert stored.raw.app.bodies.num_bytes == 0
 
 
 async def _refused(stored: Stored, items: Any, message: str) -> None:
