@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
+from typing import Final
 
+import attrs
 import trio
 
 from quipu.actors.threads import run_in_thread
@@ -23,11 +25,27 @@ from .batch_values import StoredFile, new_id
 from .store_database import TenantUse
 
 
+@attrs.frozen
+class UploadKind:
+    """What an upload is to its client, for errors."""
+
+    name: str
+    plural: str
+    param: str | None = None
+
+
+FILE: Final = UploadKind("file", "files", "file")
+MESSAGE_BATCH: Final = UploadKind("batch", "batches")
+
+
 class Upload:
     """One file that is being written."""
 
-    def __init__(self, service: BatchService, path: Path, counts: Counter[str], tenant: str, num_free: int) -> None:
+    def __init__(
+        self, service: BatchService, path: Path, counts: Counter[str], tenant: str, num_free: int, kind: UploadKind
+    ) -> None:
         self._service = service
+        self._kind = kind
         self._counts = counts
         self._tenant = tenant
         self._num_free = num_free
@@ -41,9 +59,9 @@ class Upload:
         self.num_bytes += len(data)
         self._counts[self._tenant] += len(data)
         if self.num_bytes > limits.max_file_bytes:
-            raise too_large(limits.max_file_bytes)
+            raise _too_large(self._kind, limits.max_file_bytes)
         if self._counts[self._tenant] > self._num_free:
-            raise _storage_full(limits.max_tenant_bytes)
+            raise _storage_full(self._kind, limits.max_tenant_bytes)
         try:
             await run_in_thread(self._service.store.folder.append, self.path, data)
         except OSError as error:
@@ -64,18 +82,21 @@ class Uploads:
         """Bytes of running uploads, by tenant."""
 
     @asynccontextmanager
-    async def begin(self, tenant: str) -> AsyncIterator[Upload]:
+    async def begin(self, tenant: str, kind: UploadKind) -> AsyncIterator[Upload]:
         """Make room for an upload. Raises APIError if its tenant has too many files, or the disk is full."""
         service, limits = self._service, self._service.limits
         use: TenantUse = await service.call(service.store.use_of, tenant)
         if use.num_files >= limits.max_files:
-            message = f"You have {use.num_files} files, the most that this server stores. Delete some first."
+            message = (
+                f"You have {use.num_files} files, with those of batches the most that this server stores. Delete some "
+                f"{kind.plural} first."
+            )
             raise APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", code="too_many_files")
         try:
             path = await run_in_thread(service.store.folder.new)
         except OSError as error:
             raise disk_full(error) from None
-        upload = Upload(service, path, self._counts, tenant, limits.max_tenant_bytes - use.num_bytes)
+        upload = Upload(service, path, self._counts, tenant, limits.max_tenant_bytes - use.num_bytes, kind)
         try:
             yield upload
         finally:
@@ -100,16 +121,16 @@ def new_file(tenant: str, filename: str, purpose: str, now: int, ttl_s: int, *, 
     )
 
 
-def too_large(max_bytes: int) -> APIError:
-    message = f"The file is too large: this server takes up to {max_bytes:,} bytes (--max-batch-file-bytes)."
+def _too_large(kind: UploadKind, max_bytes: int) -> APIError:
+    message = f"The {kind.name} is too large: this server takes up to {max_bytes:,} bytes (--max-batch-file-bytes)."
     return APIError(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "invalid_request_error", param="file", code="file_too_large"
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, "invalid_request_error", param=kind.param, code="file_too_large"
     )
 
 
-def _storage_full(max_bytes: int) -> APIError:
-    message = f"Your files and results may have {max_bytes:,} bytes together. Delete some first."
-    return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param="file", code="storage_full")
+def _storage_full(kind: UploadKind, max_bytes: int) -> APIError:
+    message = f"Your {kind.plural} and results may have {max_bytes:,} bytes together. Delete some {kind.plural} first."
+    return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param=kind.param, code="storage_full")
 
 
 def disk_full(error: OSError) -> APIError:

@@ -132,7 +132,21 @@ async def test_body_may_be_as_large_as_a_file(tmp_path: Path) -> None:
         status, answer = await bench.request(
             "POST", PATH, {"requests": [*requests, request_of("y", system="x" * 3_000_000)]}
         )
-        assert status == 413 and "--max-batch-file-bytes" in answer["error"]["message"]
+        assert status == 413 and answer["error"]["message"].startswith(
+            "The batch is too large: this server takes up to"
+        )
+        assert "--max-batch-file-bytes" in answer["error"]["message"]
+
+
+async def test_bounds_name_batches(tmp_path: Path) -> None:
+    """A tenant that has too much or too many is told of its batches: this API has no files."""
+    limits = BatchLimits(max_tenant_bytes=5_000, max_files=1)
+    async with batch_server(tmp_path, limits=limits) as bench:
+        status, answer = await bench.request("POST", PATH, {"requests": [request_of("a", system="x" * 5_000)]})
+        assert status == 400 and "Your batches and results may have 5,000 bytes" in answer["error"]["message"]
+        assert (await bench.request("POST", PATH, {"requests": [request_of("a")]}))[0] == 200
+        status, answer = await bench.request("POST", PATH, {"requests": [request_of("a")]})
+        assert status == 400 and "Delete some batches first" in answer["error"]["message"]
 
 
 async def test_memory_is_counted(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from quipu.actors.config.declarations import MESSAGES
 
 from ...batches.batch_service import BatchService
 from ...batches.batch_values import DAY_S, Api, Batch, Status, new_id
-from ...batches.file_uploads import Uploads, new_file
+from ...batches.file_uploads import MESSAGE_BATCH, Uploads, new_file
 from ...request.errors import bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
 from ..operation import route
@@ -46,7 +46,7 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
     async def create_message_batch() -> Response:
         principal = current_request_context().principal
         await check_room(service, principal.tenant)
-        async with uploads.begin(principal.tenant) as upload:
+        async with uploads.begin(principal.tenant, MESSAGE_BATCH) as upload:
             num_requests = await write_requests(upload.write, service.limits)
             now, batch_id = service.now, new_id("msgbatch_")
             file = new_file(

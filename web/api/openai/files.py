@@ -21,7 +21,7 @@ from quart_trio import QuartTrio
 
 from ...batches.batch_service import BatchService
 from ...batches.batch_values import StoredFile
-from ...batches.file_uploads import Uploads, new_file
+from ...batches.file_uploads import FILE, Uploads, new_file
 from ...request.errors import bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
 from ..fields import missing
@@ -53,7 +53,7 @@ def install_files(app: QuartTrio, service: BatchService) -> None:
     @route(app, f"POST {PATH}", UPLOAD)
     async def create_file() -> Response:
         tenant = current_request_context().principal.tenant
-        async with uploads.begin(tenant) as upload:
+        async with uploads.begin(tenant, FILE) as upload:
             form = await read_form("file", upload.write)
             purpose = form.fields.get("purpose")
             if purpose is None:
