@@ -38,6 +38,7 @@ _NEVER: Final = -100.0
 _PIECE: Schema = {"type": ["string", "integer"]}
 _PROMPT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PIECE, "minItems": 1}]}
 _PROMPTS: Schema = {"anyOf": [_PROMPT, {"type": "array", "items": {"anyOf": [_PROMPT, IDS]}, "minItems": 1}]}
+_PROMPT_TYPES: Final = "a string, a list of strings and token ids, or a list of such lists"
 _PAIR: Schema = {"type": "array", "prefixItems": [{"type": ["integer", "number"]}, {"type": ["number", "boolean"]}]}
 _BIASES: Final = same_as(BIASES)
 SAMPLING: Final = {
@@ -159,7 +160,9 @@ async def _read(parsed: ParsedRequest, declared: Shape, prompt_param: str, promp
     translation.put("return_token_ids", "return_tokens", True)
     translation.put_others(parsed.body, declared.by_name)
     with translation.own_errors():
-        wanted = await read_completion(translation.values, parsed.info, parsed.options.max_sequences, None)
+        wanted = await read_completion(
+            translation.values, parsed.info, parsed.options.max_sequences, None, _PROMPT_TYPES
+        )
         stream = Body(translation.values, COMPLETIONS).flag("stream")
     wanted = attrs.evolve(translation.renamed(wanted), delivery=Delivery(stream=stream))
     return LlamaRequest(declared, wanted, shows_tokens)

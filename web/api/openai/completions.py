@@ -38,7 +38,7 @@ from .logprobs import (
     slices,
 )
 from .prompt_cache import PREWARM, read_cache_wishes
-from .prompt_lists import read_prompts
+from .prompt_lists import PROMPT_TYPES, read_prompts
 
 OBJECT_NAME = "text_completion"
 DEFAULT_MAX_TOKENS = 16
@@ -47,11 +47,15 @@ MAX_ECHO_CHARS = 1 << 14
 
 
 async def read_completion(
-    body: dict[str, Any], info: ServingInfo, max_sequences: int, default_max_tokens: int | None = DEFAULT_MAX_TOKENS
+    body: dict[str, Any],
+    info: ServingInfo,
+    max_sequences: int,
+    default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
+    prompt_types: str = PROMPT_TYPES,
 ) -> GenerationRequest:
     """Check a body. Raises APIError.
 
-    `default_max_tokens`: None for what the context has room for.
+    `default_max_tokens`: None for what the context has room for. `prompt_types`: of the client's prompts, for messages.
     """
     fields = Body(body, COMPLETIONS)
     model = read_model(fields, info)
@@ -61,7 +65,7 @@ async def read_completion(
     if limit.num_tokens is None:
         limit = attrs.evolve(limit, num_tokens=default_max_tokens)
     async with Pace() as pace:
-        prompts = await read_prompts(fields, "prompt", info, max_sequences, pace)
+        prompts = await read_prompts(fields, "prompt", info, max_sequences, pace, prompt_types)
         grammar = await read_openai_grammar(fields, pace)
     if suffix := fields.optional_text("suffix"):
         prompts = _with_gap(prompts, suffix, fields)

@@ -21,20 +21,20 @@ MAX_READ_TOKENS = 1 << 20
 """Of one prompt that is shortened, as in the tokenizer."""
 _NUM_LOOKED_AT = 1024
 """Items of a list by which its kind is determined."""
-_PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+PROMPT_TYPES = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
 async def read_prompts(
-    fields: Fields, name: str, info: ServingInfo, max_sequences: int, pace: Pace
+    fields: Fields, name: str, info: ServingInfo, max_sequences: int, pace: Pace, expected: str = PROMPT_TYPES
 ) -> tuple[Prompt, ...]:
-    """Return the prompts in a field. Raises APIError."""
+    """Return the prompts in a field. `expected` are its types, for messages. Raises APIError."""
     value = fields.get(name)
     if value is None:
         raise missing(name)
     if type(value) is str:
         return (TextPrompt(value),)
     if type(value) is not list:
-        raise wrong_type(name, _PROMPT_TYPES)
+        raise wrong_type(name, expected)
     if not value:
         raise bad_value(name, "must not be empty")
     kinds = set(map(type, value[:_NUM_LOOKED_AT]))
@@ -44,7 +44,7 @@ async def read_prompts(
         raise bad_value(name, f"must have at most {max_sequences} prompts")
     kinds = set(map(type, value))
     if len(kinds) > 1 or not kinds <= {str, list}:
-        raise wrong_type(name, _PROMPT_TYPES)
+        raise wrong_type(name, expected)
     if kinds == {str}:
         return tuple(map(TextPrompt, value))
     return tuple(

@@ -26,6 +26,11 @@ from ..translated_body import Translation, refuse_unknown, same_as, sampling_nam
 DEFAULT_MAX_NEW_TOKENS: Final = 128
 _TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 _TOKENS: Schema = {"anyOf": [IDS, {"type": "array", "items": IDS, "minItems": 1}]}
+_TYPES: Final = {
+    "text": "a string or a list of strings",
+    "input_ids": "a list of token ids, or a list of lists of token ids",
+}
+"""Of the fields that have prompts, for messages."""
 _SAMPLING: Final = {
     field.name: (completion, field)
     for completion, field in (
@@ -99,7 +104,9 @@ async def read_generate(parsed: ParsedRequest) -> tuple[GenerationRequest, Wishe
     translation.put_others(parsed.body, REQUEST.by_name)
     translation.put("return_token_ids", "return_prompt_token_ids", True)
     with translation.own_errors():
-        wanted = await read_completion(translation.values, parsed.info, parsed.options.max_sequences)
+        wanted = await read_completion(
+            translation.values, parsed.info, parsed.options.max_sequences, prompt_types=_TYPES[prompt]
+        )
         stream = Body(translation.values, COMPLETIONS).flag("stream")
     with_prompt_ids = fields.flag("return_prompt_token_ids")
     if with_prompt_ids and stream:
@@ -119,10 +126,10 @@ def _prompt_param(fields: Fields) -> str:
         raise bad_value("input_ids", "not allowed together with `text`")
     if ids is None:
         if type(text) is not str and not (type(text) is list and (not text or type(text[0]) is str)):
-            raise wrong_type("text", "a string or a list of strings")
+            raise wrong_type("text", _TYPES["text"])
         return "text"
     if type(ids) is not list or (ids and type(ids[0]) not in (int, list)):
-        raise wrong_type("input_ids", "a list of token ids, or a list of lists of token ids")
+        raise wrong_type("input_ids", _TYPES["input_ids"])
     return "input_ids"
 
 

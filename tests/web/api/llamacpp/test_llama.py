@@ -206,6 +206,8 @@ async def test_refused(fields: dict[str, Any], param: str) -> None:
     """Each error names the client's own field."""
     exchange, answer = await Client(make_app(FakeDesk())).post(PATH, {"prompt": "a", **fields})
     assert exchange.status in (400, 404) and answer["error"]["param"] == param, answer
+    if type(fields.get("prompt")) is dict:
+        assert "a list of strings and token ids" in answer["error"]["message"]
 
 
 async def test_late_errors() -> None:

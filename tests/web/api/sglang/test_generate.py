@@ -247,6 +247,18 @@ async def test_refused(body: dict[str, Any], param: str) -> None:
     assert param not in ("text", "sampling_params.min_new_tokens") or f"`{param}" in answer["error"]["message"]
 
 
+async def test_types_are_those_of_the_field() -> None:
+    """A message about a prompt's type names the types of the client's field alone."""
+    for body, expected in (
+        ({"text": ["a", 1]}, "a string or a list of strings"),
+        ({"text": ["a", ["b"]]}, "a string or a list of strings"),
+        ({"input_ids": [1, "a"]}, "a list of token ids, or a list of lists of token ids"),
+        ({"input_ids": [[1], 2]}, "a list of token ids, or a list of lists of token ids"),
+    ):
+        _, answer = await Client(make_app(FakeDesk())).post(PATH, body)
+        assert answer["error"]["message"] == f"Invalid type for `{next(iter(body))}`: expected {expected}."
+
+
 async def test_ignored_fields_are_named() -> None:
     """What has no effect is named in the header, wherever it is."""
     exchange, _ = await Client(make_app(FakeDesk())).post(
