@@ -39,7 +39,6 @@ NO_ROW = {
     "DELETE /v1/responses/<response_id>": _ONE_ROW,
     "POST /v1/responses/<response_id>/cancel": _ONE_ROW,
     "POST /v1/responses/compact": _SMALL,
-    "GET /v1/organization/usage/embeddings": "the same reader as /v1/organization/usage/completions",
     "GET /v1/conversations/<conversation_id>": _ONE_ROW,
     "POST /v1/conversations/<conversation_id>": "reads at most 16 pairs",
     "DELETE /v1/conversations/<conversation_id>": _ONE_ROW,

@@ -14,6 +14,7 @@ from quipu.actors.ledger.database import make_engine, migrate, sqlite_url
 from quipu.actors.ledger.fields import DEFAULTS
 from quipu.actors.ledger.folder import FOLDER
 from quipu.actors.ledger.schema import records
+from quipu.kernels.step_types import SequenceKind
 
 FIRST_S = 1_699_999_200
 """When the first hour begins, in Unix seconds."""
@@ -65,6 +66,7 @@ def _row(number: int) -> dict[str, object]:
         "cached_kind": "known",
         "completion_tokens": 100,
         "disputed": number % 100 == 0,
+        "kind": SequenceKind.GENERATE if of_hour % 2 else SequenceKind.EMBED,
     }
     chain = {"server": "srv-0", "number": number, "hash": "0" * 64, "previous": "0" * 64, "ledger": "l", "position": 0}
     return {**DEFAULTS, **own, "recovered": False, **chain, "entry": "e" * 600}

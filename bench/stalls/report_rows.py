@@ -11,6 +11,7 @@ from bench.stalls.row_parts import Row, getting, got
 
 TABLE = f"/ui/usage?since={FIRST_S}&until={FIRST_S + 3600 * NUM_HOURS}&bucket=1h"
 OPENAI = f"/v1/organization/usage/completions?start_time={FIRST_S}"
+EMBEDDINGS = f"/v1/organization/usage/embeddings?start_time={FIRST_S}"
 ANTHROPIC = "/v1/organizations/usage_report/messages?starting_at=" + datetime.fromtimestamp(FIRST_S, UTC).strftime(
     "%Y-%m-%dT%H:%M:%SZ"
 )
@@ -49,6 +50,12 @@ REPORT_ROWS: Sequence[Row] = (
     Row(
         "usage reports of OpenAI's, retries once",
         getting(f"{OPENAI}&limit=31&retries=collapse{BY_ALL}project_id", 8),
+        8,
+        "booked",
+    ),
+    Row(
+        "usage reports of embeddings, minutes",
+        getting(f"{EMBEDDINGS}&bucket_width=1m&limit=1440{BY_ALL}project_id", 8),
         8,
         "booked",
     ),
