@@ -167,8 +167,11 @@ class StreamWriter(ABC):
     def crash(self, error: Exception) -> None:
         """End the stream for an error of this server."""
         # The caller serves every request: an error in this one must not affect the others.
-        self._end(self._failure(internal()))
+        self._fail(internal())
         self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
+
+    def _fail(self, error: APIError) -> None:
+        self._end(self._failure(error))
 
     def _end(self, last: bytes) -> None:
         self._sink.push(last)

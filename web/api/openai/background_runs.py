@@ -127,6 +127,7 @@ class Run:
                 context.is_generation = False  # the line in the log, and the span, are those of the run
                 if self.log is not None:
                     self._writer = self.keeper.writer(Stream(self.log, own.tally, own.log))
+                    nursery.start_soon(self.log.make)
                 ticket.mailbox.attach(self._consume)
                 self._runs.add(self)
                 task_status.started(None)
@@ -159,8 +160,10 @@ class Run:
     async def _end(self, closed: Closed) -> None:
         """Store the answer, and show the last events when it is stored."""
         if self._writer is not None and self.log is not None:
+            await self.log.wait_made()
             self.log.hold()
             self.keeper.write_end(self._writer, closed, is_cancelled=self.is_cancelled)
+            await self.log.wait_made()
         end = self.keeper.end_run(self._transcript, closed, self.log, is_cancelled=self.is_cancelled)
         self.is_stored = await end
         self._show_end()

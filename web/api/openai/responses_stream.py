@@ -62,12 +62,12 @@ class ResponseWriter(StreamWriter):
                 if error is None:
                     self._finish(*self._closing(event.record))
                 else:
-                    self._finish(*self._failing(error))
+                    self._fail(error)
 
     def write_failure(self, error: APIError, record: UsageRecord) -> None:
         """End with an error that is not the request's own."""
         self._record = record
-        self._finish(*self._failing(error))
+        self._fail(error)
 
     def write_cancelled(self, record: UsageRecord) -> None:
         """End as cancelled by the client. The API has no event of that name."""
@@ -118,9 +118,11 @@ class ResponseWriter(StreamWriter):
         first = self._opening() + self._events.event("error", **{**told, "type": "error"}, error=told)
         return first, self._last("response.failed", self._versions.failed(error, known), is_whole=False)
 
+    def _fail(self, error: APIError) -> None:
+        self._finish(*self._failing(error))
+
     def _failure(self, error: APIError) -> bytes:
-        first, last = self._failing(error)
-        return b"".join(self._filled((first, *last)))
+        raise NotImplementedError("a response that fails ends in pieces")
 
     def _last(self, name: str, response: dict[str, Any], *, is_whole: bool) -> Iterator[bytes]:
         content = self._items.content

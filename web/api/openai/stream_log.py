@@ -1,19 +1,22 @@
 """The events of a background response, for clients that read them now, later, or again from where they were cut off.
 
 The log is a stream's sink (`../stream.py`) that nobody has to read. Event N of the stream has the `sequence_number` N.
+What is pushed slowly is made in slices by the task that runs `make`.
 
 What must always hold: what is logged is bounded, for one response and for all together, by dropping the oldest events;
-a reader is told of events that were dropped, and never skips one.
+a reader is told of events that were dropped, and never skips one; no event overtakes another.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 
 import trio
 from quart import Response
 
-from ...http.sse import CONTENT_TYPE, HEADERS, MAX_JOINED_BYTES, PING, json_for_line
+from ...http.sse import CONTENT_TYPE, HEADERS, MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, json_for_line
+from ...http.turns import take_slice, turn
 from ...options import AppOptions
 
 MAX_LOG_BYTES = 8 << 20
@@ -37,6 +40,13 @@ class EventLog:
         self._budget = budget
         self._max_bytes = max_bytes
         self._events: list[bytes] = []
+        self._begun: list[bytes] = []
+        """The first parts of an event that has not ended."""
+        self._num_begun_bytes = 0
+        self._is_dropping = False
+        """The event that has not ended is too long to be kept."""
+        self._waiting: deque[bytes | Iterator[bytes]] = deque()
+        """What is pushed slowly, and what was pushed after it."""
         self._num_bytes = 0
         self.first = first
         """Number of the first event that is kept."""
@@ -52,20 +62,81 @@ class EventLog:
 
     @property
     def is_over(self) -> bool:
-        return self.finished and self._num_held is None
+        return self.finished and self._num_held is None and not self._waiting
 
     def push(self, data: bytes) -> None:
         if self.finished:
             return
-        for event in data.split(_END)[:-1]:
-            self._events.append(event + _END)
-            self._count(len(self._events[-1]) + EVENT_OVERHEAD_BYTES)
+        if self._waiting:
+            self._waiting.append(data)
+        else:
+            self._add(data)
+
+    def push_slowly(self, chunks: Iterator[bytes]) -> None:
+        if not self.finished:
+            self._waiting.append(chunks)
+            self._wake()
+
+    async def make(self) -> None:
+        """Make what is pushed slowly. Runs until it is cancelled."""
+        while True:
+            while self._waiting:
+                async with turn():
+                    self._make_some()
+            await self._more.wait()
+
+    def _make_some(self) -> None:
+        first = self._waiting[0]
+        data = first if isinstance(first, bytes) else take_slice(first, MAX_WRITE_BYTES)
+        if isinstance(first, bytes) or not data:
+            self._waiting.popleft()
+        self._add(data)
+
+    async def wait_made(self) -> None:
+        """Wait until nothing is left to be made."""
+        while self._waiting:
+            await self._more.wait()
+
+    def _add(self, data: bytes) -> None:
+        """Add parts of events, or whole ones."""
+        *ended, begun = data.split(_END)
+        for part in ended:
+            self._begin(part)
+            self._end_event()
+        self._begin(begun)
         if self._num_bytes > self._max_bytes or self._budget.num_bytes > self._budget.max_bytes:
             self._drop_oldest()
         self._wake()
 
+    def _begin(self, part: bytes) -> None:
+        if not part or self._is_dropping:
+            return
+        self._begun.append(part)
+        self._num_begun_bytes += len(part)
+        self._count(len(part))
+        if self._num_begun_bytes > self._max_bytes:
+            self._drop_begun()
+
+    def _end_event(self) -> None:
+        if self._is_dropping:
+            self._count(-self._num_bytes)
+            self.first += len(self._events) + 1
+            self._events.clear()
+            self._is_dropping = False
+            return
+        self._events.append(b"".join((*self._begun, _END)))
+        self._count(len(_END) + EVENT_OVERHEAD_BYTES)
+        self._begun, self._num_begun_bytes = [], 0
+
+    def _drop_begun(self) -> None:
+        self._count(-self._num_begun_bytes)
+        self._begun, self._num_begun_bytes = [], 0
+        self._is_dropping = True
+
     def _drop_oldest(self) -> None:
         """Drop an eighth of what is kept: to shift the rest takes as long for one event as for many."""
+        if self._begun and not self._events:
+            self._drop_begun()
         least, num_dropped = self._num_bytes // 8, 0
         while num_dropped < len(self._events) and least > 0:
             num_bytes = len(self._events[num_dropped]) + EVENT_OVERHEAD_BYTES
@@ -74,9 +145,6 @@ class EventLog:
             num_dropped += 1
         del self._events[:num_dropped]
         self.first += num_dropped
-
-    def push_slowly(self, chunks: Iterator[bytes]) -> None:
-        self.push(b"".join(chunks))
 
     def finish(self) -> None:
         self.finished = True
@@ -94,6 +162,8 @@ class EventLog:
         """Give the memory back, whoever still reads: it is stored, or nobody may read it any more."""
         self._budget.num_bytes -= self._num_bytes
         self._num_bytes = 0
+        self._waiting.clear()
+        self._wake()
 
     def joined(self) -> bytes:
         return b"".join(self._events)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +295,59 @@ async def test_log_drops_its_oldest_events() -> None:
     assert read == events(200 - log.first, log.first)
     (told,) = [chunk async for chunk in log.read(3, 1.0)]
     assert b'"code":"events_dropped"' in told and b'"sequence_number":3' in told
+    log.forget()
+    assert budget.num_bytes == 0
+
+
+async def test_log_makes_slow_events_in_slices() -> None:
+    """What is pushed slowly is made a slice at a time, before what was pushed after it, and read as if at once."""
+    log, made = EventLog(LogBudget()), list[int]()
+
+    def chunks() -> Iterator[bytes]:
+        for number in range(1, 41):
+            made.append(number)
+            yield events(1, number, 10_000)
+
+    log.push(events(1, 0))
+    log.push_slowly(chunks())
+    log.push(events(1, 41))
+    log.finish()
+    assert not made and log.num_events == 1 and not log.is_over
+    counts = set()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(log.make)
+        while not log.is_over:
+            counts.add(len(made))
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert len(counts) > 4
+    read = b"".join([chunk async for chunk in log.read(0, 1.0)])
+    assert read == events(1, 0) + events(40, 1, 10_000) + events(1, 41)
+
+
+async def test_log_drops_an_event_that_is_too_long() -> None:
+    """An event that is longer than a log may be is never whole in memory; readers are told that it was dropped."""
+    budget = LogBudget()
+    log, most = EventLog(budget, max_bytes=50_000), 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal most
+        for piece in (b"event: x\ndata: ", *[b"x" * 1000] * 400, b"\n\n"):
+            most = max(most, budget.num_bytes)
+            yield piece
+
+    log.push(events(3))
+    log.push_slowly(chunks())
+    log.push(events(1, 4))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(log.make)
+        await log.wait_made()
+        nursery.cancel_scope.cancel()
+    log.finish()
+    assert most <= 51_000 and (log.first, log.num_events) == (4, 5)
+    assert b"".join([chunk async for chunk in log.read(4, 1.0)]) == events(1, 4)
+    (told,) = [chunk async for chunk in log.read(0, 1.0)]
+    assert b'"code":"events_dropped"' in told
     log.forget()
     assert budget.num_bytes == 0
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import openai
 import pytest
+import structlog
 from openai.types.responses import Response
+from structlog.testing import capture_logs
 
-from quipu.actors.messages.handler import Closed, OutletEvent, ScoredDelta
+from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.output import (
     ArgumentsDelta,
@@ -24,12 +28,17 @@ from quipu.actors.messages.output import (
 )
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.api.openai import stored_items
+from quipu.web.api.openai.responses_routes import ResponseReader
+from quipu.web.api.stream import Stream
 from quipu.web.app import make_app
+from quipu.web.http.sse import Sink
+from quipu.web.request.tally import Tally
 from tests.runtimes import small_runtime
 from tests.traps.wire import over_http
 from tests.web.api.openai.test_openai_logprobs import HALF, HEL, scored, script
-from tests.web.api.openai.test_responses_answer import BROKEN, EVENT, stream
+from tests.web.api.openai.test_responses_answer import BROKEN, EVENT, read_events, stream
 from tests.web.fakes import STARTED, Client, FakeDesk, record, scripted
+from tests.web.replies import reply_to
 from tests.web.stored import storing
 
 PATH = "/v1/responses"
@@ -180,6 +189,46 @@ async def test_failed_stream() -> None:
         data = await exchange.read()
     final = json.loads(data.decode().strip().split("data: ")[-1])
     assert final["type"] == "response.failed" and texts(final["response"]) == [("So ", "So ")]
+
+
+async def test_crashed_stream_ends_in_pieces() -> None:
+    """A stream that crashes midway repeats what was sent, with its logprobs, no more than a slice of it at once."""
+    told = [ScoredDelta(0, "ab", 1, None, scores=(_token(at, b"ab", 2 * at),)) for at in range(1000)]
+    reply = await reply_to(ResponseReader().read, {"input": "hi", "stream": True, **WANTED})
+    sink, pushed = Sink(1 << 30, lambda: None), list[int]()
+    writer = reply.writer(Stream(_Watched(sink, pushed), Tally(), structlog.get_logger()))
+    with capture_logs() as crashes:
+        writer.consume([STARTED, *told, Delta(0, "\ud800", 1, None)])
+    assert [crash["event"] for crash in crashes] == ["stream.crashed"] and sink.finished
+    assert max(pushed) < 4096
+    data = b""
+    while not sink.is_over:
+        data += sink.take_nowait()
+    events = read_events(data)
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert texts(events[-1]["response"]) == [("ab" * 1000, "ab" * 1000)]
+
+
+@attrs.frozen
+class _Watched:
+    """A sink whose pushes are measured."""
+
+    sink: Sink
+    pushed: list[int]
+
+    @property
+    def finished(self) -> bool:
+        return self.sink.finished
+
+    def push(self, data: bytes) -> None:
+        self.pushed.append(len(data))
+        self.sink.push(data)
+
+    def push_slowly(self, chunks: Iterator[bytes]) -> None:
+        self.sink.push_slowly(chunks)
+
+    def finish(self) -> None:
+        self.sink.finish()
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
