@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c const
 TRITON_VENV := .venv-triton
 WHEELS := .wheels
 VLLM_VENV := .venv-vllm
+DEPLOY_VENV := .venv-deploy
 GPU_PYTHON ?= python3
 TORCH := 2.13.0
 TRITON := 3.9.0
@@ -24,7 +25,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -146,6 +147,15 @@ test-installs: install-test ## install into clean environments of several Python
 
 test-nodes: install-test ## serve on two network namespaces, unplug the cable between them and kill engines (needs root; ARGS="--minutes 5")
 	@$(BIN)/python -m tests.nodes $(ARGS)
+
+test-deploy: install-test $(DEPLOY_VENV)/installed ## check what is in deploy/ with the programs that read it (docs/operate/alerts.md; ARGS="--only rules")
+	@$(BIN)/python -m tests.deploy $(ARGS)
+
+$(DEPLOY_VENV)/installed: tests/deploy/schemas.txt
+	@echo "installing schemas into $(DEPLOY_VENV)"
+	@$(PYTHON) -m venv $(DEPLOY_VENV)
+	@$(DEPLOY_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@touch $@
 
 mutants: install-test ## plant each known fault in a copy, and check that its test catches it
 	@$(BIN)/python scripts/mutants.py $(ARGS)

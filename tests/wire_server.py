@@ -10,6 +10,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,10 @@ def server_names(folder: Path, main: Main) -> Names:
     flags += ["--num-blocks", "12", "--max-model-len", str(8 * BLOCK), "--kv-events-config", json.dumps(events)]
     flags += ["--kv-host-memory", "1MiB", "--response-store", "1h"]
     names: Names = {}
-    with collecting() as collector, serving(home, *flags, "--otlp-traces-endpoint", collector.url) as server:
+    with ExitStack() as stack:
+        collector = stack.enter_context(collecting())
+        flags += ["--otlp-traces-endpoint", collector.url, "--usage-webhook", f"{collector.url}/usage"]
+        server = stack.enter_context(serving(home, *flags))
         answers = list(_answers(server))
         fields: dict[str, set[str]] = {}
         for name, _, answer in answers:

@@ -116,6 +116,7 @@ class Accountant:
             case StepReport():
                 self._write_report(pending, message)
             case EngineDied():
+                self._metrics.engine_deaths.inc(1, message.engine_id)
                 pending.concerned = store.requests_of(message.held_ids)
                 taken = self._writer.write_engine_death(message)
                 log.warning(

@@ -96,11 +96,15 @@ class _Family(Collector):
     def _shown_numbers(self) -> dict[int | None, dict[Value, float]]:
         return self._numbers
 
+    def _series(self, numbers: Mapping[int | None, object]) -> list[int | None]:
+        """Return the engines to show, of which `numbers` has those with values."""
+        return self._labels.series(list(numbers))
+
     def collect(self) -> Iterator[Metric]:
         own = _several(() if self._label is None else self._label)
         family = self._make(self._name, self._text, labels=[*self._labels.names, *own])
         numbers = self._shown_numbers()
-        for engine_id in self._labels.series(list(numbers)):
+        for engine_id in self._series(numbers):
             of_engine = numbers.get(engine_id, {})
             for value in {**self._shown, **of_engine}:
                 labels = [*self._labels.values(engine_id), *(_several(value) if own else ())]
@@ -145,6 +149,13 @@ class EngineGauge(_Family):
 
     def forget(self, engine_id: int) -> None:
         self._numbers.pop(engine_id, None)
+
+
+class UpstreamGauge(EngineGauge):
+    """A gauge of each upstream that there is."""
+
+    def _series(self, numbers: Mapping[int | None, object]) -> list[int | None]:
+        return list(numbers)
 
 
 class EngineText(Collector):

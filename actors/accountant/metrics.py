@@ -21,7 +21,7 @@ from ..request_desk.adapters import Adapter
 from ..request_desk.engine_pool import EnginePool
 from .account_entries import Drafted
 from .adapter_metrics import AdapterInfo
-from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, EngineText, Value
+from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, EngineText, UpstreamGauge, Value
 from .prompt_account import TIERS, UNATTRIBUTED
 from .tier_metrics import TierMetrics
 
@@ -63,6 +63,7 @@ class Metrics:
         self.steps = counter("engine_steps", "Steps that engines have reported.")
         self.num_preemptions = counter("num_preemptions", "Sequences preempted.")
         self.pins_yielded = counter("pins_yielded", "Pinned prefixes dropped early, because blocks ran out.")
+        self.engine_deaths = counter("engine_deaths", "Deaths of an engine's process.")
         self.stale_frames = counter("stale_frames", "Frames refused, because they came from a dead incarnation.")
         self.usage_disputed = counter("usage_disputed", "Accounts whose entries did not add up.")
         self.requests = counter("requests", "Requests by outcome.", "outcome", tuple(map(str, Outcome)))
@@ -107,7 +108,10 @@ class Metrics:
         self.engines_ready = self._server_gauge("quipu:engines_ready", "Engines that prompts can be sent to.")
         self.num_requests_running = gauge("num_requests_running", "Sequences being computed.")
         self.num_requests_waiting = gauge("num_requests_waiting", "Sequences waiting for admission.")
-        self.upstream_ready = gauge("upstream_ready", "1: the upstream answers; 0: it gets no requests.")
+        self.upstream_ready = UpstreamGauge(
+            "upstream_ready", "1: the upstream answers; 0: it gets no requests.", self._labels
+        )
+        self.registry.register(self.upstream_ready)
         self._kv_blocks = gauge("kv_blocks", "KV blocks.", "state", ("used", "cached", "pinned", "free"))
         self._kv_cache_usage = gauge("kv_cache_usage_ratio", "Share of the KV blocks that is in use.")
         self._tiers = TierMetrics(self._labels, self.registry, lower_tiers) if lower_tiers else None

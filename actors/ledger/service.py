@@ -10,9 +10,10 @@ does not keep the server from starting, serving or stopping.
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -73,6 +74,7 @@ class Ledger:
     server: str
     num_recovered: int
     segment_bytes: int
+    data_dir: Path
     webhook: Webhook | None = None
     counters: Callable[[], Mapping[str, float]] | None = None
     """Called at the end for the counters' last values, for `quipu ledger reconcile`."""
@@ -103,6 +105,10 @@ class LedgerGauges(Collector):
         suppressed = "Rejected requests without a record, beyond a tenant's budget."
         yield _counter("usage_records_suppressed", suppressed, journal.num_suppressed)
         yield _gauge("ledger_database_up", "1: records are loaded; 0: the database is down.", loader.trouble is None)
+        with suppress(OSError):
+            disk = shutil.disk_usage(self._ledger.data_dir)
+            yield _gauge("data_dir_free_bytes", "Free space of the disk with the data directory.", disk.free)
+            yield _gauge("data_dir_size_bytes", "Size of that disk.", disk.total)
         if (webhook := self._ledger.webhook) is not None:
             yield _gauge("usage_webhook_up", "1: events are delivered; 0: none at present.", webhook.trouble is None)
             yield _counter("usage_webhook_delivered", "Records delivered to the webhook.", webhook.num_delivered)
@@ -158,7 +164,7 @@ async def open_ledger(
             retention_s=config.retention_days * DAY_S or None,
             unix_time=unix_time,
         )
-        ledger = Ledger(journal, loader, server, len(recovered.open_records), config.segment_bytes)
+        ledger = Ledger(journal, loader, server, len(recovered.open_records), config.segment_bytes, config.data_dir)
         try:
             if config.webhook is not None:
                 queue = WebhookQueue.open(engine, folder.path, about.ledger, server)

@@ -1,4 +1,4 @@
-"""A trace collector for tests: OTLP over HTTP, with a configurable response status."""
+"""A trace collector for tests: OTLP over HTTP, with a configurable response status; takes usage events at `/usage`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def collecting() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
+            if self.path == "/usage":
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
             if collector.status == 200:
                 collector.raw += body

@@ -109,7 +109,8 @@ def test_engine_killed(tmp_path: Path) -> None:
         assert ready.json()["detail"] in {CLOSED, death["reason"]}  # how it ended is known a moment later
         metrics = server.wait_at_rest()  # must hold even before another request updates the gauges
         assert metrics['requests_total{outcome="finished"}'] == 3 and metrics["usage_disputed_total"] == 0
-        assert metrics['requests_resumed_total{same_numerics="true"}'] == 3
+        assert metrics['requests_resumed_total{same_numerics="true"}'] == 3 and metrics["engine_deaths_total"] == 1
+        assert 0 < metrics["data_dir_free_bytes"] < metrics["data_dir_size_bytes"]
         assert metrics['kv_blocks{state="free"}'] + metrics['kv_blocks{state="cached"}'] == num_blocks > 0
         healthy = server.get("/health")
         assert healthy.status_code == 200 and healthy.json()["incarnation"] == 2

@@ -9,6 +9,7 @@ import trio
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from quipu.actors.accountant.metrics import Metrics
 from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.messages.outcomes import Outcome
 from quipu.kernels.fake import Dials
@@ -195,3 +196,13 @@ async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock)
     assert [found[f"{name}_count"] for name in once] == [1, 1, 1]
     assert found["e2e_request_latency_seconds_count"] == 3
     assert found["usage_disputed_total"] == 0
+
+
+def test_only_upstreams_are_shown_as_ready() -> None:
+    """Engines have no `quipu:upstream_ready`, which an alert would otherwise take for an upstream that is down."""
+    metrics = Metrics("demo")
+    assert b"upstream_ready{" not in metrics.render()
+    metrics.add_upstream(1)
+    metrics.set_upstream(1, is_ready=True, num_running=0)
+    shown = [line for line in metrics.render().splitlines() if line.startswith(b"quipu:upstream_ready{")]
+    assert shown == [b'quipu:upstream_ready{engine="1",model_name="demo"} 1.0']

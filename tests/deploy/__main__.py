@@ -1,0 +1,46 @@
+"""Check what is in `deploy/` with the programs that read it: `python -m tests.deploy [--only NAME]`.
+
+`make test-deploy` runs this. It needs Debian's package prometheus, and the schemas of Grafana in `.venv-deploy`.
+Prints a line for each check; the exit code is 1 if one of them failed or could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.deploy.watching import check_grafana_schema, check_rules, check_with_prometheus
+
+CHECKS: dict[str, Callable[[Path], str]] = {
+    "rules and alerts": check_rules,
+    "rules and dashboard in Prometheus": check_with_prometheus,
+    "dashboard by Grafana's schema": check_grafana_schema,
+}
+"""Each is given an empty folder, returns a summary, and raises what went wrong."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.deploy", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="run only checks whose name has this text")
+    only = parser.parse_args().only
+    num_bad = 0
+    for name, check in CHECKS.items():
+        if only not in name:
+            continue
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                told = f"ok    {name}: {check(Path(folder))}"
+            except Exception as error:
+                num_bad += 1
+                told = f"FAIL  {name}: {type(error).__name__}: {error}"
+        print(f"{told} ({time.monotonic() - begun:.0f} s)", flush=True)
+    return min(num_bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
