@@ -1,6 +1,7 @@
 """How results are written, for OpenAI's output and error files and for Anthropic's results.
 
-What must always hold: a result is one line; its body is the response's, byte for byte.
+What must always hold: a result is one line, also for clients that split at every line break of Unicode; its body is the
+response's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Final
 
 import orjson
 
+from ..http.sse import on_one_line
 from .batch_values import Api, Batch, LineResult, ResultKind, Status, Usage
 from .store_database import OutputRow
 
@@ -50,6 +52,11 @@ def kind_of_rest(batch: Batch) -> ResultKind:
 
 def line_of(batch: Batch, row: OutputRow) -> tuple[bytes, bool]:
     """Return a line of the output, and whether it is for the file of errors."""
+    line, is_error = _line_of(batch, row)
+    return on_one_line(line), is_error
+
+
+def _line_of(batch: Batch, row: OutputRow) -> tuple[bytes, bool]:
     custom_id = orjson.dumps(row.custom_id)
     kind = row.kind or kind_of_rest(batch)
     if batch.api is Api.ANTHROPIC:

@@ -261,7 +261,11 @@ _LINE_BREAKS = {b"\xc2\x85": b"\\u0085", b"\xe2\x80\xa8": b"\\u2028", b"\xe2\x80
 
 def json_for_line(value: object) -> bytes:
     """Encode as JSON that stays on one line, also for clients that split at every line break of Unicode."""
-    data = orjson.dumps(value)
+    return on_one_line(orjson.dumps(value))
+
+
+def on_one_line(data: bytes) -> bytes:
+    """Escape what ends a line in Unicode in the texts of some JSON."""
     if not data.isascii() and (b"\xc2\x85" in data or b"\xe2\x80" in data):
         for character, escape in _LINE_BREAKS.items():
             data = data.replace(character, escape)

@@ -52,6 +52,22 @@ async def test_bad_body_is_an_error_line(tmp_path: Path) -> None:
     assert [error["custom_id"] for error in errors] == ["line-7", "line-8", "line-9"]
 
 
+async def test_results_split_at_any_line_break(tmp_path: Path) -> None:
+    """A result is one line, also for a client that splits text at the line breaks of Unicode, in ids and in answers."""
+    name = "a\u2028b\u2029c\x85d"
+    async with batch_server(tmp_path) as bench:
+        lines = [
+            {**line(1, prompt=name, echo=True), "custom_id": name},
+            {**line(2, model="none"), "custom_id": "é" + name},
+        ]
+        done = await bench.ended((await bench.start(jsonl(lines)))["id"])
+        (output,) = (await bench.content(done["output_file_id"])).decode().splitlines()
+        (error,) = (await bench.content(done["error_file_id"])).decode().splitlines()
+    result = json.loads(output)
+    assert result["custom_id"] == name and result["response"]["body"]["choices"][0]["text"].startswith(name)
+    assert json.loads(error)["custom_id"] == "é" + name
+
+
 @pytest.mark.parametrize(
     ("data", "code", "number"),
     [
