@@ -127,3 +127,7 @@ class ItemTables:
         for segment in segments:
             yield from self._sql(every, (segment,)) if after is None else self._sql(rest, (segment, after))
             after = None
+
+
+def size_of(items: Sequence[StoredItem]) -> int:
+    return sum(item.num_bytes + ITEM_OVERHEAD_BYTES for item in items)

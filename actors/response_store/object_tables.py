@@ -19,7 +19,7 @@ import attrs
 import orjson
 
 from ..shared.private_database import transaction
-from .item_tables import ITEM_OVERHEAD_BYTES, MAX_PAGE_BYTES, ItemTables
+from .item_tables import ITEM_OVERHEAD_BYTES, MAX_PAGE_BYTES, ItemTables, size_of
 from .store_space import OBJECT_OVERHEAD_BYTES, StoreSpace
 from .stored import (
     Context,
@@ -31,6 +31,7 @@ from .stored import (
     Page,
     PageQuery,
     State,
+    StillOpen,
     StoredItem,
     StoredObject,
     StoreUnavailable,
@@ -136,10 +137,12 @@ class ObjectTables:
         return None if row is None else row[0]
 
     def context(self, tenant: str, kind: Kind, object_id: str, max_bytes: int, max_items: int) -> Context | None:
-        """Return what a response that continues this object begins with. Raises ContextTooLong."""
-        row = self._visible("context, input, output", tenant, kind, object_id)
+        """Return what a response that continues this object begins with. Raises StillOpen and ContextTooLong."""
+        row = self._visible("context, input, output, state", tenant, kind, object_id)
         if row is None:
             return None
+        if row[3] == State.OPEN:  # its output, which would be shared, is still to come
+            raise StillOpen
         segments = (*array("q", row[0]), row[1], row[2])
         items = self._items.context(segments, max_bytes, max_items)
         return Context(segments if kind is Kind.RESPONSE else (), items)
@@ -277,10 +280,6 @@ class ObjectTables:
         if has_traces:
             self.space.note_traces()
         self.space.purge()
-
-
-def size_of(items: Sequence[StoredItem]) -> int:
-    return sum(item.num_bytes + ITEM_OVERHEAD_BYTES for item in items)
 
 
 def _stored(row: Any, output: Sequence[StoredItem] = ()) -> StoredObject:

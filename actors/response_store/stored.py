@@ -43,6 +43,10 @@ class NoSuchItem(Exception):
     """The item after which a page is to begin is not in the list."""
 
 
+class StillOpen(Exception):
+    """The answer of what is to be continued is still being generated."""
+
+
 class ContextTooLong(Exception):
     """The items to be continued are larger than a request's body may be."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from quipu.actors.response_store.object_tables import ObjectTables
-from quipu.actors.response_store.stored import Context, ContextTooLong, Kind
+from quipu.actors.response_store.stored import Context, ContextTooLong, Kind, StillOpen
 
 from ...request.errors import APIError, bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
@@ -102,6 +102,9 @@ async def _find(door: StoreDoor, kind: Kind, object_id: str, param: str, max_byt
     tenant = current_request_context().principal.tenant
     try:
         return await door.call(ObjectTables.context, tenant, kind, object_id, max_bytes, MAX_MESSAGES)
+    except StillOpen:
+        message = f"The response {quoted(object_id)} is still being generated. Continue it once it has ended."
+        raise invalid(message, param, "previous_response_in_progress") from None
     except ContextTooLong as error:
         what = f"{error.num_items} items with {error.num_bytes} bytes"
         limits = f"{MAX_MESSAGES} items and {max_bytes} bytes (--max-body-bytes)"

@@ -75,6 +75,20 @@ async def test_polled(waiting: Stored) -> None:
     assert waiting.store.num_running() == 0
 
 
+async def test_not_continued_before_its_end(waiting: Stored) -> None:
+    """A response that is still being generated cannot be continued, as its output is still to come; then it can."""
+    begun = await waiting.client.responses.create(**BODY)
+    for keeps in (True, False):
+        with pytest.raises(openai.BadRequestError, match="still being generated") as refused:
+            await waiting.client.responses.create(model="m", input="y", previous_response_id=begun.id, store=keeps)
+        assert refused.value.code == "previous_response_in_progress"
+        assert refused.value.param == "previous_response_id"
+    put(waiting, Delta(0, "lo", 1, None), *ENDED)
+    await wait_status(waiting, begun.id, "completed")
+    body = {**BODY, "previous_response_id": begun.id}
+    assert (await waiting.client.responses.create(**body)).previous_response_id == begun.id
+
+
 async def test_too_long_prompt_fails(tmp_path: Path) -> None:
     """A request that would have been refused is a failed response with the reason."""
     desk = FakeDesk(scripted(failure(ErrorKind.INVALID, "too long", param="input", code="context_length_exceeded")))
