@@ -13,7 +13,8 @@ NaN included. So the memory is not cleared here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import attrs
 import numpy as np
@@ -24,6 +25,9 @@ from .shared_memory import share_memory
 
 KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
 _SCALE_BYTES = torch.float32.itemsize
+
+CopyRows: TypeAlias = Callable[[int, int, int, int, int, int], object]
+"""Copies rows: two addresses, to and from; how many; the bytes of one; and the distances of rows, to and from."""
 
 
 def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -146,19 +150,21 @@ class KVCache:
             else:
                 self._bytes_L2Bx[:, :, block].copy_(host_L2x, non_blocking=True)
 
-    def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int], copy_rows: CopyRows) -> None:
         """Copy blocks of another cache of such blocks, which this process has mapped, to blocks of this one.
 
-        Releases the GIL and uses the calling thread alone. Raises ValueError for memory that is no cache, and for
-        blocks that either has not.
+        Raises ValueError for memory that is no cache, and for blocks that either has not.
         """
         num_blocks, rest = divmod(cache.nbytes, self._block.num_bytes)
         mine_L2Bx = self._bytes_L2Bx.numpy()
         if rest or not (_are_within(num_blocks, sources) and _are_within(mine_L2Bx.shape[2], targets)):
             raise ValueError(f"{cache.nbytes} bytes have no such blocks of {self._block.num_bytes}")
         theirs_L2Bx = np.frombuffer(cache, np.uint8).reshape(self._block.num_layers, 2, num_blocks, -1)
+        num_rows, part_bytes = 2 * self._block.num_layers, mine_L2Bx.shape[3]
         for source, target, count in _runs(sources, targets):
-            mine_L2Bx[:, :, target : target + count] = theirs_L2Bx[:, :, source : source + count]
+            to_x, from_x = mine_L2Bx[0, 0, target], theirs_L2Bx[0, 0, source]
+            strides = (mine_L2Bx.strides[1], theirs_L2Bx.strides[1])
+            copy_rows(to_x.ctypes.data, from_x.ctypes.data, num_rows, count * part_bytes, *strides)
 
     def _on_host(self, blocks: Sequence[int], memory: memoryview) -> Iterable[npt.NDArray[np.uint8] | torch.Tensor]:
         """Return the host's memory of each block, `[layers, 2, bytes]`: for a cache on a device as tensors."""

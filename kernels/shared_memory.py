@@ -1,7 +1,7 @@
 """Memory in which a KV cache lies that other processes of this machine may map, to read its blocks where they are.
 
 Used by backends whose `BackendConfig.shares_cache` is set. What is shared is a descriptor, which the engine hands to
-its peers; they map it for themselves.
+its peers; they map it for themselves (`map_aligned`).
 
 The system gives such memory small pages, with which a pass takes up to 7 % longer at long contexts. So it is made of
 large ones piece by piece (`commit`), where the system can do that: from Linux 6.1 on, if
@@ -85,7 +85,8 @@ def share_memory(num_bytes: int) -> SharedMemory | None:
     try:
         os.truncate(descriptor, num_bytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
-        shared = _mapped(descriptor, num_bytes)
+        memory, address = map_aligned(descriptor, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+        shared = SharedMemory(memory, descriptor, address)
         with contextlib.suppress(OSError):  # an older system: others could write, as they could to any of our memory
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
     except OSError as error:
@@ -97,13 +98,16 @@ def share_memory(num_bytes: int) -> SharedMemory | None:
     return shared
 
 
-def _mapped(descriptor: int, num_bytes: int) -> SharedMemory:
-    """Map memory so that it begins with a large page. Raises OSError."""
+def map_aligned(descriptor: int, num_bytes: int, protection: int) -> tuple[memoryview, int]:
+    """Map memory so that it begins with a large page, which a mapping elsewhere would divide into small ones.
+
+    Return its address, too. Raises OSError.
+    """
     reserved = mmap.mmap(-1, num_bytes + LARGE_PAGE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
     address = -(-start // LARGE_PAGE) * LARGE_PAGE
     # in the middle of what is reserved, which is unmapped as a whole once nothing refers to it
-    writable = mmap.PROT_READ | mmap.PROT_WRITE
-    if _LIBC.mmap(address, num_bytes, writable, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+    if _LIBC.mmap(address, num_bytes, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
         raise OSError(ctypes.get_errno(), "cannot be mapped")
-    return SharedMemory(memoryview(reserved)[address - start : address - start + num_bytes], descriptor, address)
+    memory = memoryview(reserved)[address - start : address - start + num_bytes]
+    return memory if protection & mmap.PROT_WRITE else memory.toreadonly(), address

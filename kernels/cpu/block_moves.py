@@ -8,6 +8,7 @@ copy waits for no other.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -17,7 +18,8 @@ from .first_touch import FirstTouch
 
 
 class BlockMoves:
-    def __init__(self, cache: KVCache, first_touch: FirstTouch) -> None:
+    def __init__(self, library: ctypes.CDLL, cache: KVCache, first_touch: FirstTouch) -> None:
+        self._library = library
         self._cache = cache
         self._first_touch = first_touch
         self._touching = Lock()
@@ -32,7 +34,7 @@ class BlockMoves:
 
     def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int]) -> None:
         with self._writing():
-            self._cache.copy_from(cache, sources, targets)
+            self._cache.copy_from(cache, sources, targets, self._library.quipu_copy_rows)
 
     def touch_piece(self) -> bool:
         """Touch a piece of the cache. Return whether there may be more to touch, and nobody writes."""

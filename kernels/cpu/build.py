@@ -49,6 +49,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quipu_multiply_in_registers": (_INT64, [_INT64, _INT32, _INT64]),
     "quipu_large_pages": (None, [_POINTER, _INT64]),
     "quipu_touch": (None, [_POINTER, _INT64]),
+    "quipu_copy_rows": (None, [_POINTER, _POINTER, *[_INT64] * 4]),
     "quipu_layout": (_POINTER, [_INT32]),
     "quipu_sample": (None, [_POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER, _INT64]),
     "quipu_sample_bf16": (None, [_POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER, _POINTER, _INT64]),

@@ -142,7 +142,9 @@ class CpuBackend(RunsAtOnce, SharesBlocks):
             ),
         )
         set_up(self.memory_plan.num_blocks, is_shared=config.shares_cache)
-        self._moves = BlockMoves(self.cache, FirstTouch(self._library, self.cache.tensors, self.cache.shared))
+        self._moves = BlockMoves(
+            self._library, self.cache, FirstTouch(self._library, self.cache.tensors, self.cache.shared)
+        )
         self.capabilities = Capabilities(
             name="cpu",
             dtype=str(dtype).removeprefix("torch."),

@@ -12,6 +12,8 @@ import mmap
 import os
 from typing import Final
 
+from quipu.kernels.shared_memory import map_aligned
+
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -36,5 +38,5 @@ def map_sealed(descriptor: int, num_bytes: int, *, is_writable: bool = False) ->
     is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     if not is_sealed or os.fstat(descriptor).st_size < num_bytes:
         raise NotSealed("the peer's memory can be cut off")
-    protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-    return memoryview(mmap.mmap(descriptor, num_bytes, mmap.MAP_SHARED, protection))
+    memory, _ = map_aligned(descriptor, num_bytes, mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0))
+    return memory

@@ -13,14 +13,16 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 
 from quipu.actors.engine.peers import unix_link
+from quipu.actors.engine.peers.mapped_memory import make_sealed, map_sealed
 from quipu.actors.engine.peers.message_frames import MAX_MESSAGE_BYTES
 from quipu.actors.engine.peers.peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage, Want
 from quipu.actors.engine.peers.unix_link import UnixNetwork
-from quipu.kernels.shared_memory import SharedMemory, share_memory
+from quipu.kernels.shared_memory import LARGE_PAGE, SharedMemory, share_memory
 
 HELLO = Hello("numerics", 3, 4096)
 KEY = bytes(32)
@@ -243,3 +245,18 @@ async def test_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
             await network.connect(listener.address)
         stranger.close()
         listener.close()
+
+
+def test_mapped_as_its_owner_maps_it() -> None:
+    """A cache begins with a large page, since the system would divide it otherwise, and is only read; buffers can be
+    written."""
+    num_bytes = LARGE_PAGE + 4097
+    descriptor = make_sealed(num_bytes)
+    try:
+        cache = map_sealed(descriptor, num_bytes)
+        buffers = map_sealed(descriptor, num_bytes, is_writable=True)
+    finally:
+        os.close(descriptor)
+    buffers[-1] = 7
+    assert len(cache) == num_bytes and cache[-1] == 7 and cache.readonly
+    assert np.frombuffer(cache, np.uint8).ctypes.data % LARGE_PAGE == 0
