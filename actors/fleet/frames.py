@@ -4,9 +4,10 @@
 
     length  4 bytes, of what follows
     incarnation  4 bytes: which engine this concerns
-    type    2 bytes: a number of WIRE_TYPES, SUBMIT_AGAIN or ONE_EACH
+    type    2 bytes: a number of WIRE_TYPES, SUBMIT_AGAIN, ONE_EACH or PROMPT_PART
     body    msgpack
 
+A long prompt comes in parts before its message, since to decode a million token ids in one piece takes 30 ms.
 The prompt of a request with several choices is sent once: a Submit that shares its lists with the previous one of its
 request is sent without them, and gets the same lists at the other end. A report of a step of many sequences of which
 each got one token is sent without the sequences of the tokens.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 import msgspec
@@ -52,6 +53,8 @@ WireMessage = (
     | AdapterLoaded
 )
 
+WithPrompt = Submit | LookUp | Fetch
+"""Messages with `prompt_token_ids`."""
 WIRE_TYPES: dict[int, type[WireMessage]] = {
     1: Submit,
     2: Abort,
@@ -74,6 +77,10 @@ SUBMIT_AGAIN = 7
 """Type of a Submit whose prompt and keys are those of the previous Submit of its request."""
 ONE_EACH = 11
 """Type of a StepReport whose tokens are one each of the sequences of its spans, in the same order."""
+PROMPT_PART = 18
+"""Type of a list of the first or the next token ids of the prompt of the next message."""
+PART_IDS = 1 << 15
+"""Token ids in a part: half a millisecond to encode, or to decode."""
 MIN_ONE_EACH = 64
 """Sequences from which on this saves more time than it takes."""
 _HEADER = struct.Struct("<IIH")
@@ -153,6 +160,9 @@ class FrameWriter:
         """Pieces that the stream has taken."""
 
     def encode(self, message: WireMessage) -> bytes:
+        return b"".join(self._frames(message))
+
+    def _frames(self, message: WireMessage) -> Iterator[bytes]:
         number = _NUMBERS[type(message)]
         if isinstance(message, Submit | Abort):
             before = self._prompts.note(message)
@@ -160,7 +170,14 @@ class FrameWriter:
                 message, number = attrs.evolve(message, prompt_token_ids=[], block_keys=[]), SUBMIT_AGAIN
         elif isinstance(message, StepReport) and _has_one_each(message):
             message, number = msgspec.structs.replace(message, token_sequence_ids=[]), ONE_EACH
-        body = self._encoder.encode(message)
+        if isinstance(message, WithPrompt) and len(ids := message.prompt_token_ids) > PART_IDS:
+            for start in range(0, len(ids), PART_IDS):
+                yield self._frame(PROMPT_PART, ids[start : start + PART_IDS])
+            message = attrs.evolve(message, prompt_token_ids=[])
+        yield self._frame(number, message)
+
+    def _frame(self, number: int, content: WireMessage | list[int]) -> bytes:
+        body = self._encoder.encode(content)
         return _HEADER.pack(MIN_FRAME_BYTES + len(body), self._incarnation, number) + body
 
     async def send_all(self, messages: Iterable[WireMessage]) -> None:
@@ -170,13 +187,14 @@ class FrameWriter:
         self.is_writing = True
         try:
             for message in messages:
-                frames.append(self.encode(message))
-                num_bytes += len(frames[-1])
-                if num_bytes >= MAX_WRITE_BYTES:
-                    await self._stream.send_all(b"".join(frames))
-                    self.num_written += 1
-                    frames.clear()
-                    num_bytes = 0
+                for frame in self._frames(message):
+                    frames.append(frame)
+                    num_bytes += len(frame)
+                    if num_bytes >= MAX_WRITE_BYTES:
+                        await self._stream.send_all(b"".join(frames))
+                        self.num_written += 1
+                        frames.clear()
+                        num_bytes = 0
             if frames:
                 await self._stream.send_all(b"".join(frames))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -199,6 +217,9 @@ class FrameReader:
         self._decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in WIRE_TYPES.items()}
         self._decoders[SUBMIT_AGAIN] = self._decoders[_NUMBERS[Submit]]
         self._decoders[ONE_EACH] = self._decoders[_NUMBERS[StepReport]]
+        self._part_decoder = msgspec.msgpack.Decoder(list[int])
+        self._parts: list[int] = []
+        """Of the prompt of the next message."""
         self._prompts = Prompts()
         self._fault: Unreadable | None = None
 
@@ -218,8 +239,12 @@ class FrameReader:
             messages = self._cut_frames()
         return messages
 
-    def _decode(self, number: int, body: memoryview) -> WireMessage:
+    def _decode(self, number: int, body: memoryview) -> WireMessage | None:
+        """Return a message, or None for a part of one."""
         try:
+            if number == PROMPT_PART:
+                self._parts += self._part_decoder.decode(body)
+                return None
             message: WireMessage = self._decoders[number].decode(body)
         except (KeyError, ValueError, RecursionError, MemoryError, msgspec.MsgspecError) as error:
             raise Unreadable(f"a message of type {number}: {type(error).__name__}: {error}") from error
@@ -229,6 +254,10 @@ class FrameReader:
                 raise Unreadable("a message refers to a prompt that was not sent before")
             ids, keys = before.prompt_token_ids, before.block_keys
             message = attrs.evolve(message, prompt_token_ids=ids, block_keys=keys)
+        if self._parts:
+            if not isinstance(message, WithPrompt) or message.prompt_token_ids:
+                raise Unreadable(f"a message of type {number} after parts of a prompt")
+            message, self._parts = attrs.evolve(message, prompt_token_ids=self._parts), []
         if isinstance(message, Submit | Abort):
             self._prompts.note(message)
         if number == ONE_EACH and isinstance(message, StepReport):
@@ -253,10 +282,12 @@ class FrameReader:
                         num_stale += 1
                         at = end
                         continue
-                    messages.append(self._decode(number, buffer[at + _HEADER.size : end]))
+                    message = self._decode(number, buffer[at + _HEADER.size : end])
                 except Unreadable as error:
                     self._fault = error
                     return messages
+                if message is not None:
+                    messages.append(message)
                 at = end
         del self._buffer[:at]
         if num_stale:

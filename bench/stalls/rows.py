@@ -46,6 +46,8 @@ from bench.stalls.upstream_rows import UPSTREAM_ROWS
 
 LARGEST_BODY = 8 * MEBIBYTE
 """The default of `--max-body-bytes`."""
+MILLION_TOKENS_BYTES = 3_180_000
+"""Of a text, on a server of the kind `long`."""
 
 
 def _json(path: str, member: bytes, num_bytes: int) -> Callable[[int], Sequence[RawRequest]]:
@@ -130,6 +132,7 @@ ROWS: Sequence[Row] = (
     Row("nothing", lambda port: []),
     # ------------------------------------------------------------ texts
     Row("prompt of 0.5 MB", one(COMPLETIONS, lambda: completion(text_of(MEBIBYTE // 2)))),
+    Row("prompt of a million tokens", one(COMPLETIONS, lambda: completion(text_of(MILLION_TOKENS_BYTES)))),
     Row("prompt of 4 MB", one(COMPLETIONS, lambda: completion(text_of(4 * MEBIBYTE)))),
     Row("prompt, largest body", one(COMPLETIONS, lambda: completion(text_of(LARGEST_BODY - 200)))),
     Row("prompt of emoji, largest body", one(COMPLETIONS, lambda: completion(text_of(LARGEST_BODY // 3 - 200, "😀 ")))),

@@ -7,6 +7,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -15,7 +16,8 @@ from quipu.actors.accountant import actor as accountant
 from quipu.actors.accountant.effects import SideEffects
 from quipu.actors.detokenizer import actor as detokenizer
 from quipu.actors.detokenizer.delivery import Delivery
-from quipu.actors.fleet.frames import MAX_WRITE_BYTES, FrameReader, FrameWriter, WireMessage
+from quipu.actors.fleet.frames import MAX_WRITE_BYTES, PART_IDS, FrameReader, FrameWriter, WireMessage
+from quipu.actors.messages.block_manager import LookUp
 from quipu.actors.messages.detokenizer import Tokens
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
@@ -116,7 +118,9 @@ async def rounds_until(condition: Any) -> None:
 
 
 async def test_long_prompts_are_written_in_parts() -> None:
-    """However many prompts are queued for the engine, the bytes encoded between two checkpoints are bounded."""
+    """However many prompts are queued for the engine, and however long, the bytes encoded between two checkpoints are
+    bounded, and so are those that are decoded; choices share their prompt at the other end, too.
+    """
     messages: list[WireMessage] = [
         Submit(number, list(range(20_000)), b"", [], SamplingParams(max_tokens=1)) for number in range(40)
     ]
@@ -134,11 +138,25 @@ async def test_long_prompts_are_written_in_parts() -> None:
         async def aclose(self) -> None:
             await ours.aclose()
 
-    writer, reader = FrameWriter(RecordingStream(), 1), FrameReader(theirs, 1)
+    sampling = SamplingParams(max_tokens=1)
+    messages.append(LookUp(1, list(range(1_000_000)), b"", [b"k" * 32], True))
+    messages.append(Submit(99, list(range(1_000_000)), b"", [b"k" * 32], sampling, group_id=99, num_to_come=1))
+    messages.append(attrs.evolve(messages[-1], sequence_id=100, num_to_come=0))
+
+    class RecordingReader(FrameReader):
+        def _decode(self, number: int, body: memoryview) -> WireMessage | None:
+            decoded.append(len(body))
+            return super()._decode(number, body)
+
+    decoded: list[int] = []
+    writer, reader = FrameWriter(RecordingStream(), 1), RecordingReader(theirs, 1)
     await writer.send_all(messages)
-    longest = max(len(writer.encode(message)) for message in messages)
+    longest = 5 * PART_IDS + 1000
     assert len(writes) > 1 and max(writes) <= MAX_WRITE_BYTES + longest
     received: list[WireMessage] = []
     while len(received) < len(messages):
         received += await reader.receive_all()
-    assert received == messages
+    assert received == messages and max(decoded) <= longest
+    first, second = received[-2:]
+    assert isinstance(first, Submit) and isinstance(second, Submit)
+    assert first.prompt_token_ids is second.prompt_token_ids

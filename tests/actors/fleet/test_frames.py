@@ -12,8 +12,18 @@ import pytest
 import trio
 import trio.testing
 
-from quipu.actors.fleet.frames import SUBMIT_AGAIN, FrameReader, FrameWriter, PeerGone, Unreadable, WireMessage
+from quipu.actors.fleet.frames import (
+    PART_IDS,
+    PROMPT_PART,
+    SUBMIT_AGAIN,
+    FrameReader,
+    FrameWriter,
+    PeerGone,
+    Unreadable,
+    WireMessage,
+)
 from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.block_manager import LookUp
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Abort, Submit
 from quipu.actors.messages.supervisor import EngineReady, Heartbeat
@@ -53,6 +63,7 @@ def messages() -> list[WireMessage]:
         Submit(2**40, list(range(2000)), b"r" * 32, [bytes([i]) * 32 for i in range(100)], sampling),
         Abort(3),
         report,
+        LookUp(7, list(range(PART_IDS + 1)), b"r" * 32, []),
     ]
 
 
@@ -186,6 +197,10 @@ NOT_A_MESSAGE = {
     "text that is not UTF-8": frame(6, b"\x81\xa6reason\xa2\xff\xff"),
     "list of four billion items": frame(4, b"\xdd\xff\xff\xff\xff"),
     "very deep body": frame(6, b"\x91" * 100_000),
+    "part of a prompt of no message": frame(PROMPT_PART, msgspec.msgpack.encode([1, 2])),
+    "part of a prompt that is none": frame(PROMPT_PART, msgspec.msgpack.encode(["x"])),
+    "part of a prompt whose message has one": frame(PROMPT_PART, msgspec.msgpack.encode([1]))
+    + frame(1, msgspec.msgpack.encode(Submit(1, [1], b"", [], SamplingParams(max_tokens=1)))),
     "shared prompt that nobody sent": frame(
         SUBMIT_AGAIN, msgspec.msgpack.encode(Submit(1, [], b"", [], SamplingParams(max_tokens=1), group_id=7))
     ),
