@@ -1,7 +1,9 @@
 """Check what is in `deploy/` with the programs that read it: `python -m tests.deploy [--only NAME]`.
 
-`make test-deploy` runs this. It needs Debian's package prometheus, and the schemas of Grafana in `.venv-deploy`.
-Prints a line for each check; the exit code is 1 if one of them failed or could not be run.
+    apt-get install --no-install-recommends prometheus nginx haproxy curl
+
+`make test-deploy` runs this; it needs these packages, and schemas in `.venv-deploy`. Prints a line for each check; the
+exit code is 1 if one of them failed or could not be run.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.deploy.proxies import check_haproxy, check_nginx
 from tests.deploy.watching import check_grafana_schema, check_rules, check_with_prometheus
 
 CHECKS: dict[str, Callable[[Path], str]] = {
     "rules and alerts": check_rules,
     "rules and dashboard in Prometheus": check_with_prometheus,
     "dashboard by Grafana's schema": check_grafana_schema,
+    "nginx": check_nginx,
+    "HAProxy": check_haproxy,
 }
 """Each is given an empty folder, returns a summary, and raises what went wrong."""
 
