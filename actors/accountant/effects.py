@@ -270,9 +270,8 @@ class SideEffects:
             metrics.moved_tokens.inc(num_tokens, receiver_id)
         for sequence in account.sequences.values():
             metrics.count_drafts(sequence.drafted, engine_id)
-        if isinstance(record.cached, Known) and isinstance(record.prompt, Known) and record.prompt.n:
-            metrics.request_cached_tokens.observe(record.cached.n, engine_id=engine_id)
-            metrics.request_cache_hit_ratio.observe(record.cached.n / record.prompt.n, engine_id=engine_id)
+        outputs = [sequence.num_completion_tokens for sequence in account.sequences.values()]
+        metrics.ended.count_end(record, max(outputs, default=record.completion_tokens))
         metrics.e2e_request_latency.observe(now - account.received_at, engine_id=engine_id)
         if log.is_enabled_for(logging.DEBUG):
             log.debug("account.closed", **fields_of(record))

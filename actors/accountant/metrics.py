@@ -23,13 +23,11 @@ from .account_entries import Drafted
 from .adapter_metrics import AdapterInfo
 from .collectors import BulkHistogram, EngineCounter, EngineGauge, EngineLabels, EngineText, UpstreamGauge, Value
 from .prompt_account import TIERS, UNATTRIBUTED
+from .request_metrics import SECONDS, TOKENS, RequestMetrics
 from .tier_metrics import TierMetrics
 
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
-_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 class Metrics:
@@ -81,19 +79,18 @@ class Metrics:
         self._scalings = self._server_counter(
             "quipu:engine_scalings", "Engines added or removed because of the load.", direction=("up", "down")
         )
-        self.request_cached_tokens = histogram("request_cached_tokens", "Cached tokens of a request.", (0, *_TOKENS))
-        self.request_cache_hit_ratio = histogram("request_cache_hit_ratio", "Cached share of a prompt.", _RATIOS)
+        self.ended = RequestMetrics(self._labels, self.registry)
         self.router_overlap_error = histogram(
             "router_overlap_error_tokens",
             "Between the cached tokens that the router expected of an engine and those that it reported.",
-            (0, *_TOKENS),
+            (0, *TOKENS),
         )
-        self.time_to_first_token = histogram("time_to_first_token_seconds", "Receipt to first token.", _SECONDS)
+        self.time_to_first_token = histogram("time_to_first_token_seconds", "Receipt to first token.", SECONDS)
         self.inter_token_latency = histogram("inter_token_latency_seconds", "Between two tokens.", _GAP_SECONDS)
         self.request_queue = histogram(
-            "request_queue_seconds", "Receipt to the start of the step that admitted it.", _SECONDS
+            "request_queue_seconds", "Receipt to the start of the step that admitted it.", SECONDS
         )
-        self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Receipt to end.", _SECONDS)
+        self.e2e_request_latency = histogram("e2e_request_latency_seconds", "Receipt to end.", SECONDS)
         self.event_loop_lag = BulkHistogram(
             "event_loop_lag_seconds",
             "Delay with which the web process's event loop runs what is due.",

@@ -28,6 +28,12 @@ NAMES: Final[Mapping[str, str]] = {
     "inter_token_latency_seconds": "inter_token_latency_seconds",
     "request_queue_seconds": "request_queue_time_seconds",
     "e2e_request_latency_seconds": "e2e_request_latency_seconds",
+    "requests_ended_total": "request_success_total",
+    "request_prompt_tokens": "request_prompt_tokens",
+    "request_generation_tokens": "request_generation_tokens",
+    "request_max_num_generation_tokens": "request_max_num_generation_tokens",
+    "request_prefill_seconds": "request_prefill_time_seconds",
+    "request_decode_seconds": "request_decode_time_seconds",
 }
 """Our names of families and vLLM's, both without their prefixes."""
 _OURS, _THEIRS = "quipu:", "vllm:"

@@ -31,7 +31,13 @@ LISTED: dict[str, tuple[str, set[str]]] = {
     "quipu:spec_decode_num_accepted_tokens_total": ("counter", MODEL),
     "quipu:usage_disputed_total": ("counter", MODEL),
     "quipu:requests_total": ("counter", MODEL | {"outcome"}),
+    "quipu:requests_ended_total": ("counter", MODEL | {"finished_reason"}),
     "quipu:request_cached_tokens": ("histogram", MODEL),
+    "quipu:request_prompt_tokens": ("histogram", MODEL),
+    "quipu:request_generation_tokens": ("histogram", MODEL),
+    "quipu:request_max_num_generation_tokens": ("histogram", MODEL),
+    "quipu:request_prefill_seconds": ("histogram", MODEL),
+    "quipu:request_decode_seconds": ("histogram", MODEL),
     "quipu:request_cache_hit_ratio": ("histogram", MODEL),
     "quipu:time_to_first_token_seconds": ("histogram", MODEL),
     "quipu:inter_token_latency_seconds": ("histogram", MODEL),
@@ -46,6 +52,7 @@ LISTED: dict[str, tuple[str, set[str]]] = {
 """The kind and the labels of each metric of usage and load, by name."""
 VALUES = {
     "outcome": {"finished", "failed", "cancelled", "rejected"},
+    "finished_reason": {"stop", "length", "abort", "error"},
     "tier": {"device", "host", "disk", "remote", "unattributed"},
 }
 
@@ -147,14 +154,20 @@ async def test_histograms_match_the_records(autojump_clock: trio.abc.Clock) -> N
         buckets = [value for sample, value in found.items() if sample.startswith(f"{name}_bucket")]
         assert buckets == sorted(buckets) and buckets[-1] == len(values)
 
-    def times(later: str) -> list[float]:
-        return [getattr(record, later) - record.received_at for record in records]
+    def times(later: str, earlier: str = "received_at") -> list[float]:
+        return [getattr(record, later) - getattr(record, earlier) for record in records]
 
     check("request_cached_tokens", [0, 2 * BLOCK, 0])
     check("request_cache_hit_ratio", [0, 2 * BLOCK / (2 * BLOCK + 9), 0])
     check("request_queue_seconds", times("admitted_at"))
     check("time_to_first_token_seconds", times("first_token_at"))
     check("e2e_request_latency_seconds", times("closed_at"))
+    check("request_prefill_seconds", times("first_token_at", "admitted_at"))
+    check("request_decode_seconds", times("closed_at", "first_token_at"))
+    check("request_prompt_tokens", [40, 2 * BLOCK + 9, 20])
+    check("request_generation_tokens", [5, 3, 8])
+    check("request_max_num_generation_tokens", [5, 3, 4])
+    assert found['requests_ended_total{finished_reason="length"}'] == 3
     # one token per step; the first token of each sequence follows none
     assert found["inter_token_latency_seconds_count"] == 4 + 2 + 2 * 3
     assert found["inter_token_latency_seconds_sum"] == pytest.approx(0.01 * (4 + 2 + 2 * 3))
@@ -195,6 +208,9 @@ async def test_counters_of_unsuccessful_requests(autojump_clock: trio.abc.Clock)
     once: list[Any] = ["request_cached_tokens", "request_cache_hit_ratio", "request_queue_seconds"]
     assert [found[f"{name}_count"] for name in once] == [1, 1, 1]
     assert found["e2e_request_latency_seconds_count"] == 3
+    for reason, number in {"stop": 0, "length": 0, "abort": 1, "error": 1}.items():
+        assert found[f'requests_ended_total{{finished_reason="{reason}"}}'] == number
+    assert found["request_prompt_tokens_sum"] == 50
     assert found["usage_disputed_total"] == 0
 
 

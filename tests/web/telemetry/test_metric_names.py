@@ -10,6 +10,25 @@ from tests.runtimes import small_runtime
 from tests.traps.wire import over_http
 from tests.web.fakes import Client
 
+DASHBOARD = [
+    "e2e_request_latency_seconds",
+    "generation_tokens",
+    "inter_token_latency_seconds",
+    "kv_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prompt_tokens",
+    "request_decode_time_seconds",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_success",
+    "time_to_first_token_seconds",
+]
+"""What vLLM's own Grafana dashboard (examples/observability/prometheus_grafana) asks for."""
+
 
 async def families(client: Client) -> dict[str, Metric]:
     async with client.open("GET", "/metrics") as exchange:
@@ -32,4 +51,7 @@ async def test_names_of_vllm() -> None:
             ]
             assert one.samples or "per_pos" in ours, ours
         assert found["vllm:prompt_tokens"].samples[0].value == 40
+        by_reason = {sample.labels["finished_reason"]: sample.value for sample in found["vllm:request_success"].samples}
+        assert by_reason == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+        assert not {f"vllm:{name}" for name in DASHBOARD} - set(theirs)
         assert not any(name.startswith("vllm:") for name in await families(over_http(runtime)))
