@@ -63,7 +63,7 @@ def install_peer_probes(app: QuartTrio, desk: Desk, options: AppOptions) -> None
             "model_path": name,
             "tokenizer_path": name,
             "served_model_name": name,
-            "is_generation": True,
+            "is_generation": desk.info.task is Task.GENERATE,
             "preferred_sampling_params": dict(info.sampling_defaults) or None,
             "max_context_length": info.max_model_len if info.has_engines else None,
             "vocab_size": info.vocab_size if info.has_engines else None,

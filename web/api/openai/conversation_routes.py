@@ -21,6 +21,7 @@ from ...request.errors import bad_value, not_found
 from ...request.request_context import current_request_context
 from ..bodies import take_body
 from ..fields import Fields, missing, parse_object
+from ..ignored_fields import ignored_fields
 from ..item_shapes import MAX_ADDED, NEW_CONVERSATION
 from ..operation import route
 from ..pace import Pace
@@ -134,6 +135,7 @@ def _tenant() -> str:
 async def _read_body() -> Fields:
     data, share = await take_body()
     body = await parse_object(data, share.grow) if data else {}
+    current_request_context().ignored_fields = (await ignored_fields(body, NEW_CONVERSATION)).header
     return Fields(body, declared=NEW_CONVERSATION)
 
 

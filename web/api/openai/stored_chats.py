@@ -29,13 +29,13 @@ from ...http.sse import json_for_line
 from ...request.errors import APIError, bad_value, error_of
 from ...request.request_context import current_request_context
 from ..answer import Reply
-from ..bodies import take_body
-from ..fields import Fields, missing, parse_object
+from ..fields import missing
 from ..item_shapes import NEW_METADATA
 from ..keeping import Keeper
 from ..operation import route
 from ..pace import Pace
 from ..query import Parameters
+from ..small_body import read_small_body
 from ..stream import Transcript
 from ..whole_response import joined
 from . import stored_schemas as schemas
@@ -138,8 +138,7 @@ def install_stored_chats(app: QuartTrio, door: StoreDoor | None) -> None:
     @route(app, f"POST {ONE}", schemas.UPDATE_CHAT)
     async def update_chat_completion(completion_id: str) -> Response:
         store = _open(door)
-        data, share = await take_body()
-        fields = Fields(await parse_object(data, share.grow), declared=NEW_METADATA)
+        fields = await read_small_body(NEW_METADATA)
         if fields.get("metadata") is None:
             raise missing("metadata")
         await _find(store, completion_id)

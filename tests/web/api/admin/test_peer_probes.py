@@ -10,6 +10,7 @@ import attrs
 import pytest
 import trio
 
+from quipu.actors.config.pooling_config import Task
 from quipu.actors.request_desk.health import EngineState, EngineStatus, State
 from quipu.kernels.fake import Dials
 from quipu.web.api.admin import peer_probes
@@ -92,6 +93,8 @@ async def test_descriptions() -> None:
     assert (server["dp_size"], server["max_total_num_tokens"], server["dtype"]) == (2, 3200, "float32")
     first = {"engine": 0, "state": "ready", "num_running_reqs": 3, "num_queue_reqs": 2, "token_usage": 0.25}
     assert server["internal_states"][0] == first
+    desk.info = attrs.evolve(INFO, task=Task.EMBED)
+    assert (await ask(client, "/get_model_info"))[1]["is_generation"] is False
     desk.info = attrs.evolve(INFO, model_names=(), settings={}, has_engines=False)
     status, answer = await ask(client, "/health_generate")
     assert (status, answer["error"]["code"]) == (HTTPStatus.CONFLICT, "no_engines")

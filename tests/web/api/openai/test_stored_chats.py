@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from quipu.actors.response_store.object_tables import ObjectTables
+from quipu.web.request.request_context import IGNORED_FIELDS_HEADER
 from tests.actors.response_store.stores import bytes_on_disk
 from tests.web.stored import Stored, storing
 
@@ -71,6 +72,19 @@ async def test_bad_conversations(stored: Stored, body: Any, param: str) -> None:
     status, answer = await stored.ask("POST", f"{CONVERSATIONS}/{made.id}/items", body)
     assert status == 400 and answer["error"]["param"] in (param, "items")
     assert [item async for item in stored.client.conversations.items.list(made.id)] == []
+
+
+async def test_unknown_fields_are_named(stored: Stored) -> None:
+    """Fields that are not read of a conversation, its items, or new metadata are named in the header."""
+    items: Any = [{"role": "user", "content": "x", "colour": 1}]
+    conversations = stored.client.conversations.with_raw_response
+    made = await conversations.create(items=items, extra_body={"title": "t"})
+    changed = await conversations.update(made.parse().id, metadata={"a": "b"}, extra_body={"meta": 1})
+    begun = await stored.client.chat.completions.create(model="tiny", messages=SAID[:1], store=True)
+    chats = stored.client.chat.completions.with_raw_response
+    relabelled = await chats.update(begun.id, metadata={"a": "b"}, extra_body={"meta": 1})
+    named = [answer.headers.get(IGNORED_FIELDS_HEADER) for answer in (made, changed, relabelled)]
+    assert named == ["title,items[0].colour", "meta", "meta"]
 
 
 # The client drops its generators at [DONE], and trio warns about them.
