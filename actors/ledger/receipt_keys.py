@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import orjson
 
-from ..shared.private_files import PRIVATE, make_private
+from ..shared.private_files import make_private, write_private_once
 from .database import LedgerError
 
 if TYPE_CHECKING:
@@ -138,24 +135,13 @@ def from_base64url(text: object) -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Make a key at a path that other processes may make one at, too: the first one stays."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):  # another process was faster
-            os.link(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    write_private_once(path, pem)
 
 
 def _read_key(path: Path) -> SigningKey:

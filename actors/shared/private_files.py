@@ -1,12 +1,14 @@
 """Files that only their owner may read, whatever the umask and whichever version made them.
 
-Used by the ledger and by the response store, whose contents are private.
+Used by the ledger and by the response store, whose contents are private, and for keys.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,3 +41,18 @@ def make_private_database(path: Path) -> None:
         path.chmod(PRIVATE)  # the umask may have removed the owner's own permissions
     for ending in ("-wal", "-shm", "-journal"):
         make_private(path.with_name(path.name + ending))
+
+
+def write_private_once(path: Path, data: bytes) -> None:
+    """Make a file at a path where other processes may make one, too: the first one stays. Raises OSError."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process was faster
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)
