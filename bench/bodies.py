@@ -22,6 +22,7 @@ from bench.body_parts import (
     CHAT_CALL,
     CHAT_TOOL,
     COHERE_RERANK,
+    COMPACT,
     COMPLETIONS,
     CONVERSATIONS,
     COUNT,
@@ -250,7 +251,7 @@ ITEM = st.one_of(
         }
     ),
     st.fixed_dictionaries({"type": st.just("additional_tools"), "tools": mostly(st.lists(RESPONSE_TOOL), JUNK)}),
-    st.fixed_dictionaries({"type": st.sampled_from(["web_search_call", "tool_search_call", "compaction"])}),
+    st.fixed_dictionaries({"type": st.sampled_from(["web_search_call", "tool_search_call", "compaction_trigger"])}),
     st.fixed_dictionaries(
         {"type": st.just("reasoning")},
         optional={
@@ -260,6 +261,13 @@ ITEM = st.one_of(
         },
     ),
 )
+_SEALED = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["compaction", "compaction_summary"]),
+        "encrypted_content": mostly(st.text("AQab-_=", max_size=200), JUNK),
+    }
+)
+"""Never readable: each server has its own key."""
 _SCORES: Mapping[str, Strategy[Any]] = {
     "logprobs": mostly(st.integers(0, 20) | st.booleans(), st.sampled_from([-1, 21])),
     "prompt_logprobs": mostly(st.integers(0, 20) | st.just(False), st.sampled_from([-1, 21])),
@@ -325,6 +333,7 @@ REQUIRED: Mapping[str, Mapping[str, Strategy[Any]]] = {
     },
     CHAT: {"messages": mostly(st.lists(CHAT_MESSAGE, min_size=1, max_size=4) | CHAT_TURNS, st.just([]))},
     RESPONSES: {"input": TEXT | st.lists(ITEM, max_size=5)},
+    COMPACT: {"input": mostly(TEXT | st.lists(ITEM, max_size=5), st.lists(_SEALED | ITEM, max_size=5))},
     MESSAGES: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
     COUNT: {"messages": mostly(st.lists(ANTHROPIC_MESSAGE, min_size=1, max_size=4) | TOOL_TURNS, st.just([]))},
     LOAD: {"lora_name": _ADAPTER, "lora_path": _ADAPTER_PATH},
@@ -420,6 +429,19 @@ OPTIONAL: Mapping[str, Mapping[str, Strategy[Any]]] = {
         "conversation": mostly(st.just("conv_none") | st.fixed_dictionaries({"id": TEXT}), JUNK),
         "previous_response_id": mostly(st.just("resp_none"), JUNK),
         "truncation": mostly(st.just("disabled"), st.just("auto")),
+    },
+    COMPACT: {
+        **ADMISSION,
+        **FOREIGN,
+        **AFFINITY,
+        "instructions": TEXT,
+        "tools": mostly(st.lists(RESPONSE_TOOL, max_size=3), JUNK),
+        "reasoning": mostly(st.fixed_dictionaries({}, optional={"effort": EFFORT}), JUNK),
+        "text": mostly(st.just({"verbosity": "low"}), JUNK),
+        "previous_response_id": mostly(st.just("resp_none"), JUNK),
+        "return_cached_tokens_details": st.booleans(),
+        "stream": mostly(st.just(False), st.just(True)),
+        "max_output_tokens": JUNK,
     },
     MESSAGES: {
         **_ANTHROPIC_PROMPT,
@@ -520,6 +542,7 @@ ENDPOINTS = (
     MESSAGES,
     COUNT,
     INPUT_TOKENS,
+    COMPACT,
     CONVERSATIONS,
     LOOKUP,
     LOAD,

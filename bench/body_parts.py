@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy as Strategy
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT, LOOKUP = "/v1/messages", "/v1/messages/count_tokens", "/v1/cache/lookup"
 CONVERSATIONS = "/v1/conversations"
-INPUT_TOKENS = "/v1/responses/input_tokens"
+INPUT_TOKENS, COMPACT = "/v1/responses/input_tokens", "/v1/responses/compact"
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/v1/chat/completions/render"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 GENERATE, LLAMA, INFILL = "/generate", "/completion", "/infill"

@@ -38,7 +38,6 @@ NO_ROW = {
     "POST /v2/rerank": "the same handler as /v1/rerank",
     "DELETE /v1/responses/<response_id>": _ONE_ROW,
     "POST /v1/responses/<response_id>/cancel": _ONE_ROW,
-    "POST /v1/responses/compact": _SMALL,
     "GET /v1/conversations/<conversation_id>": _ONE_ROW,
     "POST /v1/conversations/<conversation_id>": "reads at most 16 pairs",
     "DELETE /v1/conversations/<conversation_id>": _ONE_ROW,

@@ -80,7 +80,7 @@ def server_names(folder: Path, main: Main) -> Names:
     replay = f"ipc://{folder}/replay"
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{folder}/events", "replay_endpoint": replay}
     flags = ["--executor", "fake", "--fake-step-seconds", "0", "--log-level", "debug", "--data-dir", str(ledger)]
-    flags += ["--num-blocks", "12", "--max-model-len", str(8 * BLOCK), "--kv-events-config", json.dumps(events)]
+    flags += ["--num-blocks", "12", "--max-model-len", str(11 * BLOCK), "--kv-events-config", json.dumps(events)]
     flags += ["--kv-host-memory", "1MiB", "--response-store", "1h"]
     names: Names = {}
     with ExitStack() as stack:
@@ -153,6 +153,9 @@ def _answers(server: Server) -> Iterator[tuple[str, httpx.Headers, Any]]:
         yield "/completion streamed", response.headers, event
     response = server.post("/v1/responses/input_tokens", {"model": "demo", "input": "Hi."})
     yield "/v1/responses/input_tokens", response.headers, response.json()
+    response = server.post("/v1/responses/compact", {"model": "demo", "input": "A cord."})
+    assert response.status_code == 200, response.text
+    yield "/v1/responses/compact", response.headers, response.json()
     for url in ("/v1/messages", "/v1/completions"):
         response = server.post("/v1/cache/lookup", {"url": url, "body": {"model": "demo", **BODIES[url]}})
         assert response.status_code == 200, response.text

@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 
 from .auth.browser_rules import BrowserRules
+from .auth.sealed_texts import TextSeal
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +44,8 @@ class AppOptions:
     """Silence after which a stream sends a heartbeat; up to 25 % more if its chunks are written directly."""
     serves_ui: bool = True
     """Serve the pages at `/ui`."""
+    seal: TextSeal = attrs.field(factory=TextSeal)
+    """Seals the summaries of compacted histories. `quipu serve` keeps its key in the data directory."""
     direct_streams: bool = True
     """Write a stream's chunks directly to its client's socket if the connection allows it (`http/direct_write.py`). Off
     in tests and measurements of the generic path."""

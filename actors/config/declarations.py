@@ -137,6 +137,8 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
+COMPACT = "/v1/responses/compact"
+"""Its body is that of responses, without what has no meaning for a summary."""
 OPENAI = (COMPLETIONS, CHAT, RESPONSES)
 EVERY_API = (*OPENAI, MESSAGES)
 """The endpoints that generate."""

@@ -61,6 +61,9 @@ class Encode:
     """The field with a chat's system message, if that is a separate field."""
     truncation: Truncation | None = None
     """None: a prompt that is too long is refused."""
+    least_room: int | None = None
+    """The output may be limited to what the prompt leaves room for, if that is this many tokens. None: a prompt that
+    leaves less than `max_tokens` is refused."""
 
 
 @attrs.frozen

@@ -1,9 +1,9 @@
 """How many output tokens a prompt leaves room for, or which field to blame if there is none.
 
 Used by the tokenizer. What must always hold: a prompt and its output together fit into the model's context; a request
-that asks for more is refused, never truncated. Claude Code parses both messages: at `input length and `max_tokens`
-exceed context limit: A + B > C` it asks for fewer tokens, at `prompt is too long: A tokens > B` it compacts its
-conversation.
+that asks for more is refused, never truncated, unless it says with how much less it can do. Claude Code parses both
+messages: at `input length and `max_tokens` exceed context limit: A + B > C` it asks for fewer tokens, at `prompt is too
+long: A tokens > B` it compacts its conversation.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -
         return prompt_too_long(request.prompt_param, num_prompt_tokens, max_model_len)
     if request.max_tokens is None:
         return room
+    if request.least_room is not None and room < min(request.max_tokens, request.least_room):
+        return prompt_too_long(request.prompt_param, num_prompt_tokens, max_model_len, least_room=request.least_room)
+    if request.least_room is not None:
+        return min(request.max_tokens, room)
     if request.max_tokens > room:
         message = (
             f"This model's maximum context length is {max_model_len} tokens: input length and "
@@ -53,11 +57,14 @@ def too_many_submitted(request: Encode, num_prompt_tokens: int) -> RequestError 
     return RequestError(ErrorKind.INVALID, message, param)
 
 
-def prompt_too_long(param: str, num_tokens: int, max_model_len: int, *, is_exact: bool = True) -> RequestError:
+def prompt_too_long(
+    param: str, num_tokens: int, max_model_len: int, *, is_exact: bool = True, least_room: int = 1
+) -> RequestError:
     """Return the error for a prompt that fills the context. Unless `is_exact`, it has at least `num_tokens`."""
     counted = f"{num_tokens}" if is_exact else f"at least {num_tokens}"
+    output = "an output" if least_room == 1 else f"an output of {least_room} tokens"
     message = (
         f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted} tokens, which "
-        f"leaves no room for an output (prompt is too long: {num_tokens} tokens > {max_model_len - 1})."
+        f"leaves no room for {output} (prompt is too long: {num_tokens} tokens > {max_model_len - least_room})."
     )
     return RequestError(ErrorKind.INVALID, message, param, TOO_LONG)

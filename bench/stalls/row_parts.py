@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 """For what a row needs before its requests are sent."""
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT, LOOKUP = "/v1/messages", "/v1/messages/count_tokens", "/v1/cache/lookup"
-INPUT_TOKENS = "/v1/responses/input_tokens"
+INPUT_TOKENS, COMPACT = "/v1/responses/input_tokens", "/v1/responses/compact"
 WORDS = "A quipu is a ledger of knotted cords, and what is tied into it stays. "
 
 
@@ -76,11 +76,16 @@ def posted(port: int, path: str, data: bytes, content_type: str = "application/j
 
 def made(port: int, path: str, data: bytes, content_type: str = "application/json") -> str:
     """Send a request that makes something, and return its id."""
+    return str(answered(port, path, data, content_type)["id"])
+
+
+def answered(port: int, path: str, data: bytes, content_type: str = "application/json") -> dict[str, Any]:
+    """Send a request before those that are measured, and return its answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         connection.request("POST", path, data, {"Content-Type": content_type})
-        answer = json.loads(connection.getresponse().read())
-        return str(answer["id"])
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        return answer
     finally:
         connection.close()
 

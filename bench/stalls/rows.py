@@ -8,6 +8,7 @@ new endpoint or a field that grows with the request gets a row here, in `tool_ro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from bench.stalls.prompt_rows import PROMPT_ROWS
 from bench.stalls.report_rows import REPORT_ROWS
 from bench.stalls.row_parts import (
     CHAT,
+    COMPACT,
     COMPLETIONS,
     COUNT,
     INPUT_TOKENS,
@@ -30,6 +32,7 @@ from bench.stalls.row_parts import (
     MESSAGES,
     RESPONSES,
     Row,
+    answered,
     chat,
     completion,
     getting,
@@ -119,6 +122,13 @@ def _same_role() -> dict[str, Any]:
     return chat([said("x" * 380) for _ in range(10_000)])
 
 
+def _summarized(port: int) -> Sequence[RawRequest]:
+    """Send as many summaries as an input may have items, each of which is opened."""
+    answer = answered(port, COMPACT, json.dumps({"model": "demo", "input": "Hi."}).encode())
+    items = [item for item in answer.get("output", ()) if item["type"] == "compaction"]
+    return [RawRequest(request_of(port, response(items * 19_000), path)) for path in (RESPONSES, INPUT_TOKENS)]
+
+
 def _looked_up(url: str, body: dict[str, Any]) -> dict[str, Any]:
     return {"url": url, "body": body}
 
@@ -201,6 +211,8 @@ ROWS: Sequence[Row] = (
     Row("10,000 parts", one(CHAT, lambda: chat([said(parts(10_000, "Hello. "))]))),
     Row("10,000 breakpoints", one(CHAT, lambda: chat([said([part | BREAKPOINT for part in parts(10_000, "Hi. ")])]))),
     Row("10,000 items", one(RESPONSES, lambda: response([said("Hello.")] * 10_000))),
+    Row("10,000 items to summarize", one(COMPACT, lambda: {"model": "demo", "input": [said("Hello.")] * 10_000}, 4)),
+    Row("19,000 summaries", _summarized),
     Row(
         "10,000 messages of Anthropic's",
         one(MESSAGES, lambda: chat([said("Hello."), said("Yes.", "assistant")] * 5_000)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -173,6 +174,33 @@ def test_context_limit(client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as error:
             ask(client, "too long", max_output_tokens=10**6, stream=stream)
         assert error.value.param == "max_output_tokens" and error.value.code == "context_length_exceeded"
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client has no type for a user's messages
+def test_compacted_history(fake: Server) -> None:
+    """A history that nearly fills the context is compacted; what it becomes is short, goes on, and is cached."""
+    num_words = 16_400
+    with fake.client() as client:
+        for _ in range(3):
+            history = [{"role": "user", "content": "word " * num_words}, {"role": "user", "content": "And then?"}]
+            try:
+                compacted: Any = client.responses.compact(model="demo", input=history)
+            except openai.BadRequestError as error:
+                found = re.search(r"prompt is too long: (\d+) tokens > (\d+)", error.message)
+                assert found is not None
+                num_words -= int(found[1]) - int(found[2])
+        assert num_words < 16_400
+        *kept, item = compacted.output
+        assert [message.content[0].text for message in kept] == ["And then?"] and item.type == "compaction"
+        later: Any = [*compacted.output, {"role": "user", "content": "Well?"}]
+        answers = [client.responses.create(model="demo", input=later, max_output_tokens=1) for _ in range(2)]
+    first, second = (answer.usage for answer in answers)
+    assert second.input_tokens == first.input_tokens < compacted.usage.input_tokens // 10
+    assert second.input_tokens_details.cached_tokens == full_blocks(second.input_tokens - 1)
+    name = compacted.id.removeprefix("resp_")
+    response = eventually(lambda: found if (found := fake.get(f"/v1/usage/{name}")).is_success else None, "a record")
+    booked = response.json()
+    assert (booked["endpoint"], booked["prompt_tokens"]) == ("/v1/responses/compact", compacted.usage.input_tokens)
 
 
 def test_client_disconnects(fake: Server) -> None:

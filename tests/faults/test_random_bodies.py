@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.bodies import ENDPOINTS, POOLED, bodies
-from bench.body_parts import COUNT, LOAD, MESSAGES, UNLOAD
+from bench.body_parts import COMPACT, COUNT, LOAD, MESSAGES, UNLOAD
 from bench.stored_bodies import JSON, MESSAGE_BATCHES, STORED_BODIES
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.response_store.response_store import StoreConfig, open_store
@@ -32,7 +32,7 @@ from tests.actors.engine.adapter_folders import make_folder
 from tests.grammars import EOS
 from tests.journals import KeptJournal
 from tests.kept_forks import kept_forks
-from tests.runtimes import small_runtime
+from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.fakes import Client as HttpClient
 
@@ -125,6 +125,8 @@ async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path, folder: 
         "max_loras": 2,
         "task": "embed" if endpoint in POOLED else "generate",
     }
+    if endpoint == COMPACT:  # whose outputs fill the context
+        settings["max_model_len"] = 20 * BLOCK
     async with (
         small_runtime(dials, journal=journal, encode_apart=True, **settings) as runtime,
         open_store(StoreConfig(data_dir=folder, ttl_s=3600.0)) as store,

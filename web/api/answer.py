@@ -88,6 +88,7 @@ class ParsedRequest:
     options: AppOptions
     grow: Callable[[int], object]
     """Takes more of the memory for bodies. Raises APIError."""
+    tenant: str = ""
 
 
 @attrs.frozen
@@ -185,7 +186,7 @@ async def read_reply(
     context = current_request_context()
     info = visible_to(context.principal, desk.info)
     check_task(endpoint, info)
-    reply = await read(ParsedRequest(body, context.request_id, info, options, grow))
+    reply = await read(ParsedRequest(body, context.request_id, info, options, grow, context.principal.tenant))
     reply.wanted = with_adapter(reply.wanted, info)
     reply.ignored = await ignored_fields(body, reply.declared or SHAPES[endpoint], reply.wanted.unused_fields)
     context.ignored_fields = reply.ignored.header

@@ -14,7 +14,16 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.config.declarations import CHAT, COMPLETIONS, EVERY_API, MESSAGES, OPENAI, RESPONSES, Bounds
+from quipu.actors.config.declarations import (
+    CHAT,
+    COMPACT,
+    COMPLETIONS,
+    EVERY_API,
+    MESSAGES,
+    OPENAI,
+    RESPONSES,
+    Bounds,
+)
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 
 from . import body_shapes as shapes
@@ -221,15 +230,43 @@ def _shape_on(endpoint: str) -> Shape:
     return attrs.evolve(known, ignored=(*_IGNORED.get(endpoint, ()), *sorted(elsewhere)))
 
 
+COMPACTED = (
+    *("cache_salt", "chat_template_kwargs", "enable_thinking", "input", "instructions", "model", "parallel_tool_calls"),
+    *("previous_response_id", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("reasoning", "return_cached_tokens_details", "safety_identifier", "service_tier", "tools", "user"),
+)
+"""Fields of a response that are read for a history that is compacted, with the same meaning. Agents send `tools` and
+`reasoning` along, so that the history becomes the same tokens as in its own requests."""
+_NO_PART_OF_SUMMARIES = ("client_metadata", "text", *_IGNORED[RESPONSES])
+
+
+def _compact_shape() -> Shape:
+    """Return the fields of a history that is compacted: what else would change a response is refused."""
+    others = {*FOREIGN, *(field.name for field in SAMPLING_FIELDS)}  # refused by their own tables
+    fields = []
+    for field in _shape_on(RESPONSES).fields:
+        if field.name in COMPACTED:
+            fields.append(attrs.evolve(field, apis=(COMPACT,), refusals={}))
+        elif field.name in others:
+            fields.append(field)
+        elif field.name not in _NO_PART_OF_SUMMARIES:
+            known = field.refusals[RESPONSES].neutral if RESPONSES in field.refusals else ()
+            neutral = ("auto", "none") if field.name == "tool_choice" else (*OFF, field.default, *known)
+            fields.append(attrs.evolve(field, apis=(), refusals={COMPACT: Refusal(neutral)}, inner=None, items=None))
+    return Shape(tuple(fields), name=NAMES[COMPACT], ignored=_NO_PART_OF_SUMMARIES)
+
+
 NAMES: Mapping[str, str] = {
     COMPLETIONS: "CompletionRequest",
     CHAT: "ChatCompletionRequest",
     RESPONSES: "ResponseRequest",
+    COMPACT: "CompactRequest",
     MESSAGES: "MessageRequest",
 }
 """Of each endpoint's body in the OpenAPI document."""
 SHAPES: Mapping[str, Shape] = {
     **{endpoint: _shape_on(endpoint) for endpoint in EVERY_API},
+    COMPACT: _compact_shape(),
     **{
         endpoint: Shape((*body.fields, *(BodyField(name=name) for name in FOREIGN)))
         for endpoint, body in POOLED_BODIES.items()

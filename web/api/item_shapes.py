@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .body_field import OBJECT, BodyField, Schema, kind, shape, union
+from ..auth.sealed_texts import MAX_SEALED_CHARS
+from .body_field import OBJECT, STRING, BodyField, Schema, kind, shape, union
 from .body_shapes import (
     ARGUMENTS,
     BREAKPOINT_FIELD,
@@ -23,12 +24,14 @@ MAX_METADATA_VALUE_CHARS = 512
 MAX_NAME_CHARS = 128
 """Of a tool."""
 SKIPPED = (
-    *("agent_message", "code_interpreter_call", "compaction", "compaction_summary", "compaction_trigger"),
-    *("computer_call", "computer_call_output", "configuration_update", "context_compaction", "file_search_call"),
+    *("agent_message", "code_interpreter_call", "compaction_trigger", "computer_call", "computer_call_output"),
+    *("configuration_update", "context_compaction", "file_search_call"),
     *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
     *("program", "program_output", "tool_search_call", "tool_search_output", "web_search_call"),
 )
 """Types of items that are skipped."""
+COMPACTIONS = ("compaction", "compaction_summary")
+"""Types of items with a sealed summary. Agents know both."""
 _SUMMARIES = ("auto", "concise", "detailed", "none")
 
 INCLUDE: Schema = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_INCLUDED}
@@ -98,6 +101,10 @@ RESPONSE_ITEM = union(
         text_or_objects("content", _THOUGHT),
         text_or_objects("summary", _SUMMARY),
         "encrypted_content",
+    ),
+    kind(
+        " ".join(COMPACTIONS),
+        BodyField(name="encrypted_content", type=STRING, is_required=True, max_length=MAX_SEALED_CHARS),
     ),
     kind("item_reference", required("id")),
     kind("additional_tools", objects("tools", RESPONSE_TOOL)),

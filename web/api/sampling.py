@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from quipu.actors.config.declarations import EVERY_API, SamplingField, sampling_fields_of
+from quipu.actors.config.declarations import COMPACT, EVERY_API, SamplingField, sampling_fields_of
 from quipu.actors.messages.sampling import SAMPLING_FIELDS, LogitRules, SamplingParams
 from quipu.actors.request_desk.interface import ServingInfo
 
@@ -52,10 +52,7 @@ class _Context:
 def read_sampling(body: Body, info: ServingInfo, limit: TokenLimit, scores: WantedScores) -> Sampling:
     """Read every sampling field of a body. Raises APIError, also for those that its endpoint does not take."""
     context = _Context(info, limit)
-    for field in _REFUSED[body.endpoint]:
-        value = body.get(field.name)
-        if value is not None and value not in field.off:
-            raise unknown_parameter(field.name)
+    refuse_sampling(body)
     given = _suggested(info, SamplingParams) | _read(body, _PARAMS[body.endpoint], context)
     rules = _suggested(info, LogitRules) | _read(body, _RULES[body.endpoint], context)
     bad_words: tuple[str, ...] = rules.pop(_WORDS.attribute, ())
@@ -162,6 +159,14 @@ _READERS: Mapping[str, _Reader] = {
 }
 
 
+def refuse_sampling(body: Body) -> None:
+    """Raise APIError for the first sampling field that a body's endpoint does not take."""
+    for field in _REFUSED[body.endpoint]:
+        value = body.get(field.name)
+        if value is not None and value not in field.off:
+            raise unknown_parameter(field.name)
+
+
 def _readers_of(message: type[attrs.AttrsInstance]) -> Mapping[str, _Readers]:
     """Return how each endpoint reads the fields that a message declares."""
     fields = sampling_fields_of(message)
@@ -173,5 +178,7 @@ def _readers_of(message: type[attrs.AttrsInstance]) -> Mapping[str, _Readers]:
 
 _PARAMS = _readers_of(SamplingParams)
 _RULES = _readers_of(LogitRules)
-_REFUSED = {endpoint: [field for field in SAMPLING_FIELDS if endpoint not in field.apis] for endpoint in EVERY_API}
+_REFUSED = {
+    endpoint: [field for field in SAMPLING_FIELDS if endpoint not in field.apis] for endpoint in (*EVERY_API, COMPACT)
+}
 _WORDS = next(field for field in SAMPLING_FIELDS if field.reader == "words")

@@ -41,6 +41,7 @@ from ..app import make_app
 from ..auth.browser_rules import BrowserRules, is_loopback
 from ..auth.key_file import KeyFileError
 from ..auth.keys import KeyStore
+from ..auth.sealed_texts import kept_seal
 from ..batches.store_database import BatchStoreError
 from ..http.connection_table import default_max_connections, raise_file_limit
 from ..http.server import Address, ServerConfig, serve
@@ -122,6 +123,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         ActorGivenUp,
         BatchStoreError,
         CheckpointError,
+        KeyFileError,
         LedgerError,
         StoreError,
         TracingError,
@@ -203,6 +205,7 @@ async def run_server(
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
             batches = make_batches(arguments, usage)
+            options = attrs.evolve(options, seal=kept_seal(ledger_config.data_dir))
             whole_app = make_app(
                 runtime.desk, options, keys, tracer, usage=usage, prices=prices, store=store, batches=batches
             )

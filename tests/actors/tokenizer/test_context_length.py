@@ -39,3 +39,15 @@ def test_prompt_that_does_not_fit(is_exact: bool) -> None:
     assert found is not None and found.groups() == ("100", "99")
     assert output_budget(REQUEST, 100, 100) == prompt_too_long("messages", 100, 100)
     assert output_budget(attrs.evolve(REQUEST, max_tokens=None), 99, 100) == 1
+
+
+def test_output_that_may_be_shorter() -> None:
+    """An output is limited to the room that is left, if that is enough; otherwise the prompt is what is too long."""
+    request = attrs.evolve(REQUEST, least_room=8)
+    assert [output_budget(request, prompt, 100) for prompt in (70, 80, 81, 92)] == [20, 20, 19, 8]
+    error = output_budget(request, 93, 100)
+    assert isinstance(error, RequestError) and (error.param, error.code) == ("messages", "context_length_exceeded")
+    found = TOO_LONG.search(error.message)
+    assert found is not None and found.groups() == ("93", "92")
+    assert "no room for an output of 8 tokens" in error.message
+    assert output_budget(attrs.evolve(request, max_tokens=5), 94, 100) == 5

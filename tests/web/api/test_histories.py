@@ -145,8 +145,8 @@ RESULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "apply_patch_call_output": ({"call_id": "c", "status": "failed"}, ""),
 }
-OTHERS = {"message", "reasoning", "additional_tools"}
-"""Tested in `test_responses_tools.py`."""
+OTHERS = {"message", "reasoning", "additional_tools", "compaction", "compaction_trigger"}
+"""Tested in `test_responses_tools.py`, `test_compaction.py` and `test_triggered.py`."""
 
 
 def test_every_part_is_known() -> None:

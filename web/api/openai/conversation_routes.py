@@ -17,6 +17,7 @@ from quart_trio import QuartTrio
 from quipu.actors.response_store.object_tables import ObjectTables
 from quipu.actors.response_store.stored import Kind, NewObject, Page, StoredItem, StoredObject
 
+from ...auth.sealed_texts import TextSeal
 from ...request.errors import bad_value, not_found
 from ...request.request_context import current_request_context
 from ..bodies import take_body
@@ -38,14 +39,14 @@ ITEMS = f"{ONE}/items"
 _KIND = Kind.CONVERSATION
 
 
-def install_conversations(app: QuartTrio, door: StoreDoor | None) -> None:
-    """Register the routes. Without a `door`, they say that nothing is stored."""
+def install_conversations(app: QuartTrio, door: StoreDoor | None, seal: TextSeal) -> None:
+    """Register the routes. Without a `door`, they say that nothing is stored. `seal` opens summaries."""
 
     @route(app, f"POST {CONVERSATIONS}", schemas.CREATE_CONVERSATION)
     async def create_conversation() -> dict[str, Any]:
         store = _open(door)
         fields, conversation_id = await _read_body(), f"conv_{secrets.token_hex(16)}"
-        items = await _read_items(fields, conversation_id)
+        items = await _read_items(fields, conversation_id, seal)
         new = NewObject(
             object_id=conversation_id,
             tenant=_tenant(),
@@ -93,7 +94,7 @@ def install_conversations(app: QuartTrio, door: StoreDoor | None) -> None:
         store, fields = _open(door), await _read_body()
         if not fields.get("items"):
             raise missing("items")
-        items = await _read_items(fields, secrets.token_hex(12))
+        items = await _read_items(fields, secrets.token_hex(12), seal)
         is_known = is_stored_id(conversation_id)
         if not is_known or not await store.call(ObjectTables.append, _tenant(), conversation_id, items):
             raise no_object(_KIND, conversation_id)
@@ -139,12 +140,12 @@ async def _read_body() -> Fields:
     return Fields(body, declared=NEW_CONVERSATION)
 
 
-async def _read_items(fields: Fields, request_id: str) -> Sequence[StoredItem]:
+async def _read_items(fields: Fields, request_id: str, seal: TextSeal) -> Sequence[StoredItem]:
     items = fields.get("items")
     if type(items) is list and len(items) > MAX_ADDED:
         raise bad_value("items", f"must have at most {MAX_ADDED} items", "too_many_items")
     async with Pace() as pace:
-        await check_items(fields, "items", pace)
+        await check_items(fields, "items", pace, seal.of(_tenant()))
         return await input_items(items, request_id, pace, "items")
 
 

@@ -15,6 +15,7 @@ from quipu.actors.config.declarations import RESPONSES
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
+from ...auth.sealed_texts import NOTHING_SEALED, TenantSeal
 from ...request.errors import bad_value, unsupported_value
 from ..declared_body import Body
 from ..fields import wrong_type
@@ -42,9 +43,13 @@ class ResponseRequest:
 
 
 async def read_response(
-    body: dict[str, Any], info: ServingInfo, max_sequences: int, state: ResponseState = NO_STATE
+    body: dict[str, Any],
+    info: ServingInfo,
+    max_sequences: int,
+    state: ResponseState = NO_STATE,
+    seal: TenantSeal = NOTHING_SEALED,
 ) -> ResponseRequest:
-    """Check a body, of which `state` says what it continues. Raises APIError."""
+    """Check a body, of which `state` says what it continues; `seal` opens summaries. Raises APIError."""
     fields = Body(body, RESPONSES)
     model = read_model(fields, info)
     fields.refuse_unknown()
@@ -60,7 +65,7 @@ async def read_response(
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
-        read = await read_input(fields, tools, breakpoints, pace, state)
+        read = await read_input(fields, tools, breakpoints, pace, state, seal)
         choice = await read_tool_choice(fields, pace)
         one_call = choice.one_call or not several
         answer = await read_format(fields.fields("text"), "format", None, pace)

@@ -1,8 +1,9 @@
 """The `input` of a response: items of a conversation, read into the messages of a chat prompt.
 
 A string is one user message. Items are messages, calls of tools, their results, and reasoning; calls and reasoning next
-to an assistant message become part of it, as chat templates expect. What OpenAI's server does by itself (searches,
-images, compacted histories) is skipped and reported to the client; every other type is refused by name.
+to an assistant message become part of it, as chat templates expect. A compacted history is an assistant message with
+its summary. What OpenAI's server does by itself (searches, images) is skipped and reported to the client; every other
+type is refused by name.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 from quipu.actors.config.declarations import RESPONSES
 from quipu.actors.messages.prompts import ChatPart
 
+from ...auth.sealed_texts import NOTHING_SEALED, NotSealedHere, TenantSeal
+from ...request.errors import bad_value
 from ..body_table import SHAPES
 from ..fields import Fields, missing, unsupported_type, wrong_type
-from ..item_shapes import SKIPPED
+from ..item_shapes import COMPACTIONS, SKIPPED
 from ..pace import Pace
 from .chat_messages import ReadMessages, TextParts, read_arguments, read_parts
 from .prompt_cache import NO_WISHES, PartBreakpoints
@@ -29,20 +32,30 @@ _ANSWER_PARTS = (*_TEXT_PARTS, "refusal")
 _UNREADABLE = ("input_image", "input_file")
 """Refused in a message, and skipped in a tool's result: a history that has one could never be continued."""
 _REASONING_PARTS = {"content": ("reasoning_text", "text"), "summary": ("summary_text",)}
+SUMMARY = "Summary of the conversation so far:\n\n"
+"""Precedes the summary of a compacted history."""
+SEALED = "encrypted_content"
+_SEALED_CHARS_AN_ITEM = 512
+"""It takes about as long to open them as to read a message."""
 
 Message = dict[str, Any]
 
 
 async def read_input(
-    fields: Fields, tools: ResponseTools, breakpoints: PartBreakpoints, pace: Pace, state: ResponseState = NO_STATE
+    fields: Fields,
+    tools: ResponseTools,
+    breakpoints: PartBreakpoints,
+    pace: Pace,
+    state: ResponseState = NO_STATE,
+    seal: TenantSeal = NOTHING_SEALED,
 ) -> ReadMessages:
     """Return the messages of `instructions`, of what the response continues, and of `input`. Raises APIError.
 
-    Tools and items that are skipped are added to `tools`, and breakpoints to `breakpoints`.
+    Tools and items that are skipped are added to `tools`, and breakpoints to `breakpoints`. `seal` opens summaries.
     """
     instructions = fields.optional_text("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    reader = _Reader(system, tools, breakpoints, pace)
+    reader = _Reader(system, tools, breakpoints, pace, seal)
     if state.context:
         earlier = Fields({"input": state.context}, state.param, SHAPES[RESPONSES])
         for item in earlier.objects("input", "a list of items", pace.check_messages):
@@ -64,15 +77,22 @@ async def read_input(
     return ReadMessages(tuple(reader.messages), tuple(reader.parts))
 
 
-async def check_items(fields: Fields, name: str, pace: Pace) -> None:
+async def check_items(fields: Fields, name: str, pace: Pace, seal: TenantSeal) -> None:
     """Check a list of items that a response may continue later. Raises APIError."""
-    reader = _Reader([], ResponseTools(pace), PartBreakpoints(NO_WISHES), pace)
+    reader = _Reader([], ResponseTools(pace), PartBreakpoints(NO_WISHES), pace, seal)
     for item in fields.objects(name, "a list of items", pace.check_messages):
         await reader.read(item)
 
 
 class _Reader:
-    def __init__(self, system: list[Message], tools: ResponseTools, breakpoints: PartBreakpoints, pace: Pace) -> None:
+    def __init__(
+        self,
+        system: list[Message],
+        tools: ResponseTools,
+        breakpoints: PartBreakpoints,
+        pace: Pace,
+        seal: TenantSeal,
+    ) -> None:
         """`system`: the messages before the input."""
         self.messages = [*system]
         self.parts = [ChatPart(None, None, "system", 0, len(message["content"])) for message in system]
@@ -81,6 +101,7 @@ class _Reader:
         self.item: int | None = None
         self._tools = tools
         self._pace = pace
+        self._seal = seal
         self._readers: Mapping[str, Callable[[Fields], Awaitable[None]]] = {
             "additional_tools": self._read_tools,
             "apply_patch_call": partial(self._read_client_call, name="apply_patch", arguments="operation"),
@@ -95,6 +116,7 @@ class _Reader:
             "reasoning": self._read_reasoning,
             "shell_call": partial(self._read_client_call, name="shell", arguments="action"),
             "shell_call_output": self._read_shell_output,
+            **dict.fromkeys(COMPACTIONS, self._read_compaction),
         }
 
     async def read(self, fields: Fields) -> None:
@@ -187,6 +209,17 @@ class _Reader:
             self._tools.unused.extend(found.path for found in text.breakpoints if found is not None)
         elif fields.get("encrypted_content"):
             self._tools.unused.append(fields.param("encrypted_content"))
+
+    async def _read_compaction(self, fields: Fields) -> None:
+        sealed = fields.text(SEALED)
+        await self._pace.tick(len(sealed) // _SEALED_CHARS_AN_ITEM)
+        try:
+            summary = self._seal.open(sealed)
+        except NotSealedHere:
+            problem = "this server cannot read it: only what it has returned for the same tenant, unchanged"
+            raise bad_value(fields.param(SEALED), problem, code="invalid_encrypted_content") from None
+        self.messages.append({"role": "assistant", "content": f"{SUMMARY}{summary}"})
+        self.end_parts("assistant", TextParts(self.messages[-1]["content"]))
 
     async def _read_text(
         self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS, skipped: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ class ResponseReply(Reply):
         return pieces if logprobs is None else logprobs.fill(pieces)
 
     def writer(self, stream: Stream) -> ResponseWriter:
-        return ResponseWriter(stream, self.versions(), self._items(self._logprobs(self._text_scores())))
+        return ResponseWriter(stream, self.versions(), self.output_items(self._logprobs(self._text_scores())))
 
     def final(
         self, transcript: Transcript, closed: Closed, *, is_cancelled: bool = False, error: APIError | None = None
@@ -74,7 +74,7 @@ class ResponseReply(Reply):
             return attrs.evolve(self._served(transcript, closed.record), logprobs=logprobs)
         versions, content = self.versions(), transcript.content(0)
         body = versions.cancelled(closed.record) if is_cancelled else versions.failed(error, closed.record)
-        items = self._items().output(content, is_whole=False) if content.blocks else iter(())
+        items = self.output_items().output(content, is_whole=False) if content.blocks else iter(())
         return FinalVersion(body, items, logprobs)
 
     def _served(self, transcript: Transcript, record: UsageRecord, logprobs: Logprobs | None = None) -> FinalVersion:
@@ -82,12 +82,12 @@ class ResponseReply(Reply):
         body = self.versions().served(record, is_cut=is_cut)
         if self.wanted.is_prewarm:
             return FinalVersion(body, iter(()))
-        return FinalVersion(body, self._items(logprobs).output(transcript.content(0), is_whole=not is_cut))
+        return FinalVersion(body, self.output_items(logprobs).output(transcript.content(0), is_whole=not is_cut))
 
     def versions(self) -> ResponseVersions:
         return ResponseVersions(self.answer_id, self.created_at, self._echo, self.wanted)
 
-    def _items(self, logprobs: Logprobs | None = None) -> OutputItems:
+    def output_items(self, logprobs: Logprobs | None = None) -> OutputItems:
         return OutputItems(self._call_ids, self.wanted.rules, logprobs)
 
     def _logprobs(self, scores: TextScores | None) -> Logprobs | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
-from quipu.actors.config.declarations import RESPONSES
+from quipu.actors.config.declarations import COMPACT, RESPONSES
 
 from ..body_table import SHAPES
 from ..operation import (
@@ -64,6 +62,16 @@ _CALL = record(
     },
     {"arguments": TEXT_VALUE, "input": TEXT_VALUE, "namespace": TEXT_VALUE},
 )
+_USER_MESSAGE = record(
+    {
+        "type": always("message"),
+        "id": TEXT_VALUE,
+        "role": always("user"),
+        "status": _STATUS,
+        "content": array(record({"type": always("input_text"), "text": TEXT_VALUE})),
+    }
+)
+_COMPACTION = record({"type": always("compaction"), "id": TEXT_VALUE, "encrypted_content": TEXT_VALUE})
 RESPONSE_OBJECT = Named(
     "Response",
     record(
@@ -141,9 +149,22 @@ COUNT = Operation(
     body=SHAPES[RESPONSES],
     answer=record({"object": always("response.input_tokens"), "input_tokens": COUNT_VALUE}),
 )
-COMPACT = Operation(
-    summary="Refuse to compact a history",
+COMPACTION = Operation(
+    summary="Compact a history",
     tag=GENERATION,
-    help="Compacted items are encrypted, and only the server that made them can read them. This one makes none.",
-    status=HTTPStatus.NOT_FOUND,
+    help="The output stands for the history in later requests: its newest user messages, and an item with a summary "
+    "by the model, which only this server can read, and for nobody but its tenant.",
+    body=SHAPES[COMPACT],
+    answer=Named(
+        "CompactedResponse",
+        record(
+            {
+                "id": TEXT_VALUE,
+                "object": always("response.compaction"),
+                "created_at": WHOLE,
+                "output": array(Named("CompactedItem", either(_USER_MESSAGE, _COMPACTION))),
+                "usage": RESPONSE_USAGE,
+            }
+        ),
+    ),
 )

@@ -329,10 +329,3 @@ async def test_log_line() -> None:
     (line,) = [line for line in lines if line["event"] == "request.done"]
     assert (line["endpoint"], line["outcome"], line["log_level"]) == (PATH, "finished", "info")
     assert (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"]) == (40, 32, 3)
-
-
-async def test_compaction_is_refused_by_name() -> None:
-    """A client that wants its history compacted is told that it cannot be, and what to do."""
-    exchange, answer = await Client(make_app(FakeDesk())).post(f"{PATH}/compact", BODY)
-    assert (exchange.status, answer["error"]["code"]) == (404, "compaction_not_supported")
-    assert "summary" in answer["error"]["message"]
