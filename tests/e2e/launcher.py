@@ -10,6 +10,7 @@ by QUIPU_COMMAND) do not use the launcher.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import select
@@ -118,8 +119,10 @@ def launch(arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> 
 def run_launcher(link: socket.socket) -> Callable[[], int]:
     """Handle requests until the other end is closed; in each child, return the function to run."""
     # what a server imports at start-up or when it opens its ledger; none of it starts a thread
-    for module in ("alembic", "quipu.web.cli.serve"):
+    for module in ("alembic", "httpcore2", "quipu.web.cli.serve"):
         import_module(module)
+    gc.collect()
+    gc.freeze()  # a server looks through its objects when it has started: for only those that are its own
     from quipu.web.cli.cli import main
 
     while True:
