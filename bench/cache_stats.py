@@ -55,7 +55,7 @@ from quipu.actors.cache_insight.prefix_tree import NOBODY, Branch, Passage, Pref
 from quipu.actors.cache_insight.reuse_sketch import make_sketch
 from quipu.actors.cache_insight.reuse_window import WINDOWS
 
-QUICK_PROMPTS = 400
+QUICK_PROMPTS = 100
 REPEATS = 5
 MIB = 1 << 20
 
@@ -140,12 +140,12 @@ class NoTree(PrefixTree):
         return NO_BRANCH
 
 
-def memory(num_prompts: int) -> dict[str, float]:
-    """Return the memory of a watch with as many rows and sketches as it ever has."""
+def memory(num_prompts: int, num_rows: int = MAX_ROWS) -> dict[str, float]:
+    """Return the memory of a watch with `num_rows`, by default as many as it ever has, and as many sketches."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     watch = CacheWatch(tree=NoTree())
-    for tenant in range(MAX_ROWS):
+    for tenant in range(num_rows):
         for number in range(num_prompts if tenant < MAX_FOLLOWED else 1):
             keys = [hashlib.sha256(f"{tenant} {number} {i}".encode()).digest() for i in range(1000)]
             # the last window before sketches are renewed: each has its successor beside
@@ -153,15 +153,15 @@ def memory(num_prompts: int) -> dict[str, float]:
             watch.on_prompt(WatchedPrompt(str(tenant), "demo", 16_001, 0, keys), now)
     python = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    return {"rows": MAX_ROWS, "followed": MAX_FOLLOWED, "mib": round((python + watch.num_bytes) / MIB, 1)}
+    return {"rows": num_rows, "followed": MAX_FOLLOWED, "mib": round((python + watch.num_bytes) / MIB, 1)}
 
 
-def measure(requests: Sequence[TracedRequest], setting: Setting, *, replays: bool, num_prompts: int) -> dict[str, Any]:
+def measure(requests: Sequence[TracedRequest], setting: Setting, *, is_quick: bool) -> dict[str, Any]:
     served = serve(requests, setting)
-    if replays:  # the better of two, as other load on the machine lengthens either
+    if not is_quick:  # the better of two, as other load on the machine lengthens either
         served = min(served, serve(requests, setting), key=attrgetter("manager_s"))
     distances, num_blocks = exact_distances(served.prompts)
-    times = [(sketch_s(served), watched(served, setting.block_tokens)[1]) for _ in range(REPEATS)]
+    times = [(sketch_s(served), watched(served, setting.block_tokens)[1]) for _ in range(1 if is_quick else REPEATS)]
     sketch, watch_s = (min(column) for column in zip(*times, strict=True))
     reuse = watched(served, setting.block_tokens)[0].overall().reuse
     assert reuse is not None
@@ -170,7 +170,7 @@ def measure(requests: Sequence[TracedRequest], setting: Setting, *, replays: boo
         exact, blocks = quantile(distances, share), reuse.blocks[share]
         row: dict[str, Any] = {"share": share, "blocks": blocks, "exact": exact}
         row["error"] = None if blocks is None else round(blocks / exact - 1, 4)
-        if replays and blocks is not None:
+        if not is_quick and blocks is not None:
             at = attrs.evolve(setting, capacity=blocks, sequential=True, decode_outputs=False)
             row["replayed_share"] = round(replay(list(requests), at)["hit_blocks"] / len(distances), 4)
         sizes.append(row)
@@ -191,7 +191,7 @@ def measure(requests: Sequence[TracedRequest], setting: Setting, *, replays: boo
             "watch_ms": round(1000 * watch_s, 2),
             "watch_us_per_prompt": round(1e6 * watch_s / len(served.prompts), 2),
         },
-        "memory": memory(num_prompts),
+        "memory": memory(2, MAX_FOLLOWED) if is_quick else memory(20),
     }
 
 
@@ -219,7 +219,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as the web process does after start-up
     gc.set_threshold(50_000, 20, 1000)
-    report = measure(requests, setting, replays=not arguments.quick, num_prompts=2 if arguments.quick else 20)
+    report = measure(requests, setting, is_quick=arguments.quick)
     print(json.dumps(report, indent=None if arguments.json else 2))
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from unittest import mock
 import pytest
 
 from bench import engine_core, shapes, sse
+from bench.demo_client import served
+from tests.tiny import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
@@ -39,8 +42,6 @@ COMMANDS = {
     "bench.cache_stats": (),
     "bench.cache_tree": (),
     "bench.chat_tokens": (),
-    "bench.demo_model": (),
-    "bench.demo_tone": (),
     "bench.sse": (),
     "bench.trace_replay": (),
 }
@@ -53,7 +54,7 @@ COMMANDS_HERE = {
     "bench.engine_overhead": ("--executor", "fake"),
     "bench.execution": ("--format", "int4", "--activations", "int8"),
     "bench.graphs": (),
-    "bench.quantized_in_vllm": (),
+    "bench.quantized_in_vllm": ("--model", str(TINY)),
     "bench.peers": ("--format", "int8", "--peers"),  # quipu only: transformers takes ten seconds to load
     "bench.request_budget": ("--executor", "fake"),
     "bench.routing": (),
@@ -65,6 +66,8 @@ COMMANDS_HERE = {
     "bench.vllm_runner": (),
 }
 """Commands that import torch or the web layer: they run in this process, which has imported both."""
+DEMO_COMMANDS = ("bench.demo_model", "bench.demo_tone")
+"""Commands that measure the demo model and its adapter: one server is started for both."""
 TESTED_ELSEWHERE = {"bench.engine_core", "bench.sharing", "bench.stalls"}
 """Commands whose own tests run them in the same way."""
 FOLDER_MADE = "bench.peers.checkpoint"
@@ -72,7 +75,7 @@ FOLDER_MADE = "bench.peers.checkpoint"
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
 
 
 def is_a_command(path: Path) -> bool:
@@ -85,7 +88,7 @@ def test_every_command_is_run_here() -> None:
     """Every runnable module is in the tables above."""
     paths = [path for path in (ROOT / "bench").rglob("*.py") if is_a_command(path)]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in paths}
-    assert names == {*COMMANDS, *COMMANDS_HERE, *PARTS, *TESTED_ELSEWHERE, FOLDER_MADE}
+    assert names == {*COMMANDS, *COMMANDS_HERE, *DEMO_COMMANDS, *PARTS, *TESTED_ELSEWHERE, FOLDER_MADE}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -125,6 +128,22 @@ def test_command_runs_here(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     """Each command prints one non-empty JSON object."""
     run_here(monkeypatch, name, "--json", *COMMANDS_HERE[name])
     assert json.loads(capsys.readouterr().out)
+
+
+def test_demo_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both commands print rows about the server that they are given, with the flags of the one that has the adapter."""
+    flags: list[tuple[str, ...]] = []
+
+    def serve_nothing(*asked: str) -> AbstractContextManager[str]:
+        flags.append(asked)
+        return nullcontext(base_url)
+
+    with served("demo", "--lora-modules", "pirate=demo-pirate") as base_url:
+        for name in DEMO_COMMANDS:
+            monkeypatch.setattr(f"{name}.served", serve_nothing)
+            run_here(monkeypatch, name, "--json")
+            assert json.loads(capsys.readouterr().out)["rows"]
+    assert flags == [("demo",), ("demo", "--lora-modules", "pirate=demo-pirate")]
 
 
 def test_shared_prefixes_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
