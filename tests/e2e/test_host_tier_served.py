@@ -42,7 +42,8 @@ def look_up(server: Server, prompt: list[int]) -> Any:
 
 
 def test_prompt_that_lies_on_the_host(tmp_path: Path) -> None:
-    """Its cached tokens are reported as the host's everywhere, its text is unchanged, and KV events describe it."""
+    """Its cached tokens are reported as the host's everywhere, its text is unchanged, and KV events describe it; an
+    engine that dies takes its host tier along."""
     live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     events = json.dumps({"enable_kv_cache_events": True, "endpoint": live, "replay_endpoint": replay})
     flags = (
@@ -112,16 +113,10 @@ def test_prompt_that_lies_on_the_host(tmp_path: Path) -> None:
         )
         assert after["usage_disputed_total"] == 0
 
-
-def test_engine_that_dies_takes_its_host_tier_along(tmp_path: Path) -> None:
-    """The next engine has nothing on the host: prompts are computed, and counted as computed."""
-    with serving(tmp_path, "--num-blocks", "26", "--kv-load", "always", "--kv-host-memory", "64MiB") as server:
-        server.complete(LONG)
-        push_out(server)
-        assert server.metrics()['kv_tier_blocks{state="used",tier="host"}'] >= 20
+        # the next engine has nothing on the host: prompts are computed, and counted as computed
         os.kill(server.engine_pid(), signal.SIGKILL)
         eventually(lambda: server.metrics()['kv_tier_blocks{state="used",tier="host"}'] == 0, "the tier is empty")
         server.wait_ready()
-        again = server.complete(LONG, **DETAILS).json()
-        assert again["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"] == NONE
+        again = server.complete(LONG, **DETAILS)
+        assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"] == NONE
         assert server.metrics()["usage_disputed_total"] == 0

@@ -55,38 +55,43 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         yield {name: ask(server, name, name) for name in ASKED} | {"streamed": streamed(server, "streamed")}
 
 
-def test_as_by_one_engine(alone: dict[str, Any], tmp_path: Path) -> None:
-    """Texts, scores and counts are the same; prompts are computed by one engine and continued by the other."""
-    with serving(tmp_path, *PAIR) as server:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Yield a server with an engine of each role; in the end its ledger must agree with its counters."""
+    folder = tmp_path_factory.mktemp("pair")
+    with serving(folder, *PAIR) as server:
         wait_all_ready(server, 2)
-        assert [its["role"] for its in list_engines(server)] == ["prefill", "decode"]
-        assert {name: ask(server, name, name) for name in ASKED} | {"streamed": streamed(server, "streamed")} == alone
-        metrics = server.wait_at_rest()
-        steps = {engine: its["engine_steps_total"] for engine, its in engine_samples(server).items() if engine}
-        assert steps["1"] > steps["0"] > 0
-        assert metrics["usage_disputed_total"] == 0
-        assert not any(value for name, value in metrics.items() if name.startswith("requests_resumed_total"))
-    (account,) = json.loads(ledger(tmp_path, "reconcile", "--json").stdout)
+        yield server
+    (account,) = json.loads(ledger(folder, "reconcile", "--json").stdout)
     assert account["agrees"]
 
 
-def test_clients_that_leave(tmp_path: Path) -> None:
+def test_as_by_one_engine(alone: dict[str, Any], pair: Server) -> None:
+    """Texts, scores and counts are the same; prompts are computed by one engine and continued by the other."""
+    assert [its["role"] for its in list_engines(pair)] == ["prefill", "decode"]
+    assert {name: ask(pair, name, name) for name in ASKED} | {"streamed": streamed(pair, "streamed")} == alone
+    metrics = pair.wait_at_rest()
+    steps = {engine: its["engine_steps_total"] for engine, its in engine_samples(pair).items() if engine}
+    assert steps["1"] > steps["0"] > 0
+    assert metrics["usage_disputed_total"] == 0
+    assert not any(value for name, value in metrics.items() if name.startswith("requests_resumed_total"))
+
+
+def test_clients_that_leave(pair: Server) -> None:
     """Whenever a client leaves, both engines come to rest, and serve on."""
-    with serving(tmp_path, *PAIR) as server:
-        wait_all_ready(server, 2)
-        body = {"model": "demo", "prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
-        for index in range(8):
-            try:
-                timeout = httpx.Timeout(0.02 * (index + 1), connect=PATIENCE_S)
-                with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=timeout) as response:
-                    for number, _ in enumerate(response.iter_lines()):
-                        if number == index:
-                            break
-            except httpx.TimeoutException:
-                pass
-        # an engine that fetches, and then runs no step, reports the blocks that it has released with its next step
-        assert ask(server, "plain", "afterwards")["usage"]["completion_tokens"] == 40
-        assert server.wait_at_rest()["usage_disputed_total"] == 0
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
+    for index in range(8):
+        try:
+            timeout = httpx.Timeout(0.02 * (index + 1), connect=PATIENCE_S)
+            with httpx.stream("POST", f"{pair.url}/v1/completions", json=body, timeout=timeout) as response:
+                for number, _ in enumerate(response.iter_lines()):
+                    if number == index:
+                        break
+        except httpx.TimeoutException:
+            pass
+    # an engine that fetches, and then runs no step, reports the blocks that it has released with its next step
+    assert ask(pair, "plain", "afterwards")["usage"]["completion_tokens"] == 40
+    assert pair.wait_at_rest()["usage_disputed_total"] == 0
 
 
 def test_operators(alone: dict[str, Any], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.servers import BLOCK, Server, eventually, run_quipu, serve_command, serving
+from tests.e2e.servers import BLOCK, PATIENCE_S, Server, eventually, run_quipu, serve_command, serving
 
 NUM_BLOCKS = 20
 DETAILS = {"return_cached_tokens_details": True}
@@ -58,47 +58,49 @@ def disk_flags(tmp_path: Path) -> tuple[str, ...]:
     return ("--kv-disk", str(tmp_path / "kv"), "--kv-disk-size", "64MiB", "--kv-load", "always")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
-def test_found_after_the_server_has_ended(sent: signal.Signals, tmp_path: Path) -> None:
+def end(server: Server, sent: signal.Signals) -> None:
+    """Send a signal to a server, and to its engine if it kills, and wait until the server has ended."""
+    for pid in server.engines() if sent == signal.SIGKILL else ():
+        os.kill(pid, sent)
+    os.kill(server.process.pid, sent)
+    server.process.wait(PATIENCE_S)
+
+
+def test_found_after_the_server_has_ended(tmp_path: Path) -> None:
     """Whether a server is asked to end or killed, the next one finds its prompts; texts are the same, and nothing is
-    disputed."""
+    disputed. A look-up with `prefetch` has one loaded, so that the request after it finds all of it on the device."""
     flags = disk_flags(tmp_path)
+    on_disk = NONE | {"disk": NUM_BLOCKS * BLOCK}
     with serving(tmp_path / "1", *flags) as server:
         first, cold = ask(server, 1)
         assert cold == NONE
         eventually(lambda: num_stored(server, "disk") >= NUM_BLOCKS, "the prompt is on the disk")
-        for pid in server.engines() if sent == signal.SIGKILL else ():
-            os.kill(pid, sent)
-        os.kill(server.process.pid, sent)
-        server.process.wait(60)
+        end(server, signal.SIGTERM)
     with serving(tmp_path / "2", *flags) as server:
-        assert found_by_look_up(server, 1) == NONE | {"disk": NUM_BLOCKS * BLOCK}
-        again, warm = ask(server, 1)
-        assert (again, warm) == (first, NONE | {"disk": NUM_BLOCKS * BLOCK})
+        assert found_by_look_up(server, 1) == on_disk
+        assert ask(server, 1) == (first, on_disk)
         after = server.metrics()
         assert after['cached_tokens_total{tier="disk"}'] == NUM_BLOCKS * BLOCK
         assert after["usage_disputed_total"] == 0
-    folder = tmp_path / "kv" / "engine-0"
-    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o600"}
-    assert oct(folder.stat().st_mode & 0o777) == "0o700"
-
-
-def test_prefetch(tmp_path: Path) -> None:
-    """A look-up with `prefetch` has a prompt loaded, so that the request after it finds all of it on the device."""
-    flags = disk_flags(tmp_path)
-    with serving(tmp_path / "1", *flags) as server:
-        first, _ = ask(server, 1)
-        eventually(lambda: num_stored(server, "disk") >= NUM_BLOCKS, "the prompt is on the disk")
-    question = {"url": "/v1/completions", "body": {"model": "demo", "prompt": prompt(1)}}
-    with serving(tmp_path / "2", *flags) as server:
-        found = server.post("/v1/cache/lookup", question | {"prefetch": True}).json()["prompts"][0]
+        second, cold = ask(server, 2)
+        assert cold == NONE
+        eventually(lambda: num_stored(server, "disk") >= NUM_BLOCKS, "another prompt is on the disk")
+        end(server, signal.SIGKILL)
+    with serving(tmp_path / "3", *flags) as server:
+        assert found_by_look_up(server, 2) == on_disk
+        assert ask(server, 2) == (second, on_disk)
+        question = {"url": "/v1/completions", "body": {"model": "demo", "prompt": prompt(1)}, "prefetch": True}
+        found = server.post("/v1/cache/lookup", question).json()["prompts"][0]
         assert found["prefetching_tokens"] == NUM_BLOCKS * BLOCK
-
         eventually(
             lambda: found_by_look_up(server, 1)["device"] == NUM_BLOCKS * BLOCK,
             "the prompt is on the device",
         )
         assert ask(server, 1) == (first, NONE | {"device": NUM_BLOCKS * BLOCK})
+        assert server.metrics()["usage_disputed_total"] == 0
+    folder = tmp_path / "kv" / "engine-0"
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o600"}
+    assert oct(folder.stat().st_mode & 0o777) == "0o700"
 
 
 def test_shared_by_two_servers(tmp_path: Path) -> None:
@@ -156,7 +158,10 @@ def test_unusable_tier(flags: tuple[str, ...], reason: str, tmp_path: Path) -> N
     (tmp_path / "secret").write_bytes(os.urandom(32))
     (tmp_path / "secret").chmod(0o600)
     folder = str(tmp_path)
-    ended = run_quipu(*serve_command("--port", "0", *(flag.format(folder=folder) for flag in flags)), folder=tmp_path)
+    ended = run_quipu(
+        *serve_command("--executor", "fake", "--port", "0", *(flag.format(folder=folder) for flag in flags)),
+        folder=tmp_path,
+    )
     assert ended.returncode not in (0, None)
     assert reason.format(folder=folder) in ended.stderr
     assert "checkpoint cannot be served" not in ended.stderr and "Traceback" not in ended.stderr
