@@ -154,7 +154,7 @@ def test_commands_run(command: tuple[str, ...]) -> None:
     root = Path(__file__).resolve().parents[2]
     name, *flags = command
     arguments = [sys.executable, "-m", f"bench.{name}", *flags, "--json", "--model", str(TINY)]
-    ended = subprocess.run(arguments, cwd=root, capture_output=True, text=True, timeout=110, check=False)
+    ended = subprocess.run(arguments, cwd=root, capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr
     rows = {row["name"]: row["value"] for row in json.loads(ended.stdout)["rows"]}
     if name == "engine_overhead":

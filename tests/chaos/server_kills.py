@@ -42,7 +42,8 @@ SMALL = ("--num-blocks", "128", "--kv-load", "always", "--max-model-len", str((N
 """Room for six prompts on the device."""
 DISK_BYTES_EACH = 300 << 10
 """Of the disk, for each prompt: less than half of what its blocks take, so that segments are emptied all the time."""
-LONGEST_LIFE_S = 2.0
+MOST_ANSWERS = 100
+"""In one life of a server, about."""
 KILLED_AT_START = 0.1
 """The share of lives that end while the server starts."""
 START_S = 100.0
@@ -110,7 +111,7 @@ def kill_repeatedly(
     num_kills: int,
     seed: int,
     num_prompts: int = NUM_PROMPTS,
-    longest_life_s: float = LONGEST_LIFE_S,
+    most_answers: int = MOST_ANSWERS,
 ) -> Tally:
     draw, tally = random.Random(seed), Tally()
     cold = cold_answers(folder / "cold", num_prompts)
@@ -128,7 +129,7 @@ def kill_repeatedly(
             else:
                 server.wait_listening(START_S)
                 server.wait_ready(START_S)
-                _serve_until_killed(server, cold, disk, draw, tally, longest_life_s)
+                _serve_until_killed(server, cold, disk, draw, tally, most_answers)
         finally:
             process.kill()
             process.wait()
@@ -147,7 +148,7 @@ def kill_repeatedly(
 
 
 def _serve_until_killed(
-    server: Server, cold: list[Bits], disk: Path, draw: random.Random, tally: Tally, longest_life_s: float
+    server: Server, cold: list[Bits], disk: Path, draw: random.Random, tally: Tally, most_answers: int
 ) -> None:
     over = threading.Event()
     seed, hits_before = draw.random(), tally.cached[Tier.DISK]
@@ -165,7 +166,10 @@ def _serve_until_killed(
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         clients = [pool.submit(keep_asking, client) for client in range(NUM_CLIENTS)]
         try:
-            time.sleep(draw.uniform(0.0, longest_life_s))
+            # a count, because on a busy machine little is done in a given time
+            wanted = tally.num_answers + draw.randrange(most_answers)
+            eventually(lambda: tally.num_answers >= wanted, "clients have answers")
+            eventually(lambda: tally.num_found or _num_stored(server), "something is on the disk")
             _read_metrics(server, tally)
             time.sleep(draw.uniform(0.0, 0.1))
         finally:
@@ -181,6 +185,10 @@ def _check(url: str, number: int, cold: list[Bits], tally: Tally) -> None:
     tally.num_answers += 1
     tally.num_wrong += bits != cold[number]
     tally.cached.update(by_tier)
+
+
+def _num_stored(server: Server) -> float:
+    return server.metrics()['kv_tier_stored_blocks_total{tier="disk"}']
 
 
 def _read_metrics(server: Server, tally: Tally) -> None:

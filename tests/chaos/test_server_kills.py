@@ -15,7 +15,7 @@ from tests.chaos.server_kills import Tally, kill_repeatedly
 def test_killed_servers(tmp_path: Path) -> None:
     """Whenever a server is killed, the next one on the same disk answers with the same bits, finds prompts there, and
     disputes nothing."""
-    tally = kill_repeatedly(tmp_path, num_kills=2, seed=3, num_prompts=8, longest_life_s=0.8)
+    tally = kill_repeatedly(tmp_path, num_kills=2, seed=3, num_prompts=8, most_answers=30)
     assert tally.is_right, attrs.asdict(tally)
     assert (tally.num_kills, tally.num_records > 8) == (2, True)
     assert tally.num_found > 0 and tally.num_corrupt == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.engine_list import list_engines
 from tests.e2e.servers import Server, run_quipu, serving
 from tests.kernel_markers import needs_kernels
 from tests.kernels.adapters.peft_adapters import make_adapter
@@ -51,8 +52,10 @@ def test_served(tmp_path: Path, executor: str) -> None:
         assert names == {"demo": None, "first": "demo", "second": "demo"}
         for pid in server.engines():
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: server.metrics()["engines_ready"] < 2, "they are gone")
-        eventually(lambda: server.metrics()["engines_ready"] == 2, "others have replaced them")
+        eventually(
+            lambda: [(its["state"], its["deaths"]) for its in list_engines(server)] == [("ready", 1)] * 2,
+            "others have replaced them",
+        )
         assert [ask(server, name) for name in ("demo", "first", "second")] == [plain, first, second]
         assert server.post("/v1/unload_lora_adapter", {"lora_name": "first"}).text.startswith("Success")
         assert server.complete(PROMPT, 4, model="first").status_code == 404

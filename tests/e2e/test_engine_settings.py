@@ -51,7 +51,7 @@ def test_limits_and_deadline(tmp_path: Path) -> None:
     """One request runs until its deadline (504), one waits until its own, a third gets a 503 with Retry-After."""
     folder = tmp_path / "limits"
     flags = ["--executor", "fake", "--fake-step-seconds", "0.02", "--max-num-seqs", "1", "--max-waiting-requests", "1"]
-    flags += ["--request-timeout", "2", "--scheduling-policy", "priority", "--allow-client-priority"]
+    flags += ["--request-timeout", "4", "--scheduling-policy", "priority", "--allow-client-priority"]
     with serving(folder, *flags) as server, ThreadPoolExecutor(3) as pool:
         running = pool.submit(server.complete, PROMPT, 5000)
         eventually(lambda: server.metrics()["num_requests_running"] == 1, "one is running")

@@ -20,7 +20,7 @@ from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.reconciling import parse_metrics
 from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import token_prompt
-from tests.e2e.servers import Server, eventually, run_quipu, serve_command, serving, start_quipu
+from tests.e2e.servers import PATIENCE_S, Server, eventually, run_quipu, serve_command, serving, start_quipu
 from tests.e2e.streams import streaming
 from tests.postgres import PASSWORD, Postgres
 
@@ -113,7 +113,7 @@ def test_second_server_in_same_folder(tmp_path: Path) -> None:
     """The second server reports that the folder is in use, and exits."""
     with serving(tmp_path, *FAKE):
         process, log = start_quipu(tmp_path / "second", *serve_command(*FAKE, "--port", "0", "--data-dir", "../data"))
-        assert process.wait(20) == 1
+        assert process.wait(PATIENCE_S) == 1
         assert "another server keeps its ledger in ../data: each needs its own --data-dir" in log.read_text()
 
 

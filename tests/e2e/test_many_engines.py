@@ -98,8 +98,12 @@ class Asker:
     def finish(self, asked: Iterable[Future[Answered]]) -> list[Answered]:
         """Wait for answers; meanwhile the server must be ready."""
         asked = list(asked)
-        while not all(each.done() for each in asked):
+
+        def are_done() -> bool:
             assert self.server.is_ready()
+            return all(each.done() for each in asked)
+
+        eventually(are_done, "all have their answers")
         found = [each.result() for each in asked]
         self.answers += found
         return found

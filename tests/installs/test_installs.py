@@ -58,7 +58,7 @@ def test_plain_pip_resolves(python: str, is_pinned: bool, tmp_path: Path) -> Non
     command += ["-c", str(PINS)] if is_pinned else []
     command += [each for each in dependencies() if Requirement(each).name != "torch"] + of_every_torch()
     done = subprocess.run(
-        command, env=pip_environment(is_plain=True), capture_output=True, text=True, timeout=110, check=False
+        command, env=pip_environment(is_plain=True), capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert not (tmp_path / "nowhere").exists()

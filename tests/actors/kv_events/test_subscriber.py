@@ -12,7 +12,7 @@ import zmq
 
 from quipu.actors.kv_events.follower import NEWS_BLOCKS, CacheNews
 from quipu.actors.kv_events.subscriber import EventSubscriber
-from tests.processes import eventually
+from tests.processes import PATIENCE_S, eventually
 
 
 class Iterations(trio.abc.Instrument):
@@ -37,7 +37,7 @@ async def test_one_slice_in_an_iteration_of_the_loop() -> None:
         count = 4 * NEWS_BLOCKS
         blocks = {"type": "BlockStored", "block_hashes": list(range(count)), "parent_block_hash": None}
         blocks |= {"token_ids": [7] * count, "block_size": 1, "lora_id": None, "medium": "GPU", "lora_name": None}
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while not publisher.poll(0):
                 await trio.lowlevel.checkpoint()
             publisher.send_multipart([b"", bytes(8), msgspec.msgpack.encode([1.0, [blocks]])])
@@ -66,7 +66,7 @@ async def test_closed_while_the_loop_is_busy(monkeypatch: pytest.MonkeyPatch) ->
     await subscriber.start()
     monkeypatch.setattr(subscriber, "_token", BusyLoop())
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while not publisher.poll(0):
                 await trio.lowlevel.checkpoint()
             publisher.send_multipart([b"", bytes(8), b"no batch"])

@@ -17,6 +17,7 @@ from quipu.actors.ledger.schema import records
 from quipu.actors.ledger.service import Ledger, LedgerConfig, open_ledger
 from quipu.actors.messages.usage_record import UsageRecord
 from tests.actors.ledger.ledgers import SEGMENT, record_of, so_far_of
+from tests.processes import PATIENCE_S
 
 
 def config_of(folder: Path, **changes: object) -> LedgerConfig:
@@ -41,7 +42,7 @@ async def write(ledger: Ledger, *names: str, closes: bool = True, **fields: obje
 
 
 async def loaded(ledger: Ledger) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         while ledger.loader.position is None or ledger.loader.position < ledger.journal.durable:
             await trio.sleep(0.005)
 

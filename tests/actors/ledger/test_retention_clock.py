@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from quipu.actors.ledger.service import open_ledger
 from tests.actors.ledger.ledgers import record_of
 from tests.actors.ledger.open_ledgers import config_of, ids_in, loaded, opened, write
+from tests.processes import PATIENCE_S
 
 DAY_S = 86_400.0
 
@@ -27,7 +28,7 @@ async def test_clock_that_is_ahead_deletes_a_day_at_most(tmp_path: Path, ahead_d
     async with open_ledger(config_of(tmp_path, retention_days=30.0), unix_time=lambda: now) as ledger:
         await write(ledger, "future", closed_at=now)
         await loaded(ledger)
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while "old" in ids_in(tmp_path):
                 await trio.sleep(0.005)
     kept = {"28 days", "10 days", "0 days", "future"} | ({"29.4 days"} if ahead_days < 0.6 else set())
@@ -49,7 +50,7 @@ async def test_restarts_under_a_wrong_clock(tmp_path: Path) -> None:
             async with open_ledger(config_of(tmp_path, retention_days=30.0), unix_time=lambda now=now: now) as ledger:
                 await write(ledger, f"future {number}", closed_at=now)
                 await loaded(ledger)
-                with trio.fail_after(30):
+                with trio.fail_after(PATIENCE_S):
                     while not any(line["event"] == "ledger.retention" for line in lines):
                         await trio.sleep(0.005)
         assert gone not in ids_in(tmp_path)

@@ -27,6 +27,7 @@ from quipu.actors.ledger.service import open_ledger
 from quipu.actors.messages.outcomes import Fault, Outcome
 from tests.actors.ledger.ledgers import SEGMENT, T0, DiskDials, FaultyStorage, entries_in, record_of, so_far_of
 from tests.actors.ledger.open_ledgers import config_of, ids_in, loaded, opened, rows_in, sa_engine, write
+from tests.processes import PATIENCE_S
 
 # ---------------------------------------------------------------- starts and stops
 
@@ -237,7 +238,7 @@ async def test_loaded_segments_are_deleted(tmp_path: Path) -> None:
         ledger.journal.close(record_of("long"), partial(int))
         ledger.journal.flush()
         await loaded(ledger)
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while storage.numbers()[0] != ledger.journal.durable.segment:
                 await trio.sleep(0.005)
         assert len(ids_in(tmp_path)) == 241
@@ -277,7 +278,7 @@ async def test_retention(tmp_path: Path) -> None:
         await write(ledger, "old-3", closed_at=now - 4 * 86_400.0)
     async with open_ledger(config_of(tmp_path, retention_days=3.0), unix_time=lambda: now) as ledger:
         await loaded(ledger)
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while rows_in(tmp_path) != 2:
                 await trio.sleep(0.005)
     assert sorted(ids_in(tmp_path)) == ["new", "old-3"], "the chain must have no gap"

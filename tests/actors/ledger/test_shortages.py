@@ -13,6 +13,7 @@ from quipu.actors.ledger import database, loader
 from quipu.actors.ledger.segment_writer import SegmentWriter
 from tests.actors.ledger.open_ledgers import ids_in, opened, rows_in, write
 from tests.actors.thread_shortage import Shortage
+from tests.processes import PATIENCE_S
 
 
 async def test_shortages_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +34,7 @@ async def test_shortages_are_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     async with opened(tmp_path, fsync=True) as ledger:
         shortage = Shortage(monkeypatch, *[RuntimeError("can't start new thread"), MemoryError()] * 4)
         await write(ledger, "a", "b")
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while rows_in(tmp_path) < 2:
                 await trio.sleep(0.005)
         assert not shortage.errors and failed == {"sync", "load"}

@@ -12,6 +12,8 @@ import h11
 import orjson
 import trio
 
+from tests.processes import PATIENCE_S
+
 _READ_BYTES = 65536
 
 
@@ -34,7 +36,7 @@ class Receiver:
         return [event["id"] for event in self.accepted]
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while not condition():
                 await trio.sleep(0.002)
 

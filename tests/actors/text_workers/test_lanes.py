@@ -18,7 +18,7 @@ from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 
 ENCODER = Vocabulary(TINY).encoder
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @attrs.define

@@ -30,7 +30,7 @@ from tests.actors.tokenizer.tokenizer_kinds import save, tiny
 from tests.runtimes import Answer, read_answer, small_runtime
 from tests.tiny import TINY
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LONG = "It's a knotted cord. " * (SHORT_BYTES // 20)
 CODE = "context_length_exceeded"
 ROOMY: dict[str, Any] = {"num_blocks": 4000, "max_model_len": 50_000, "max_num_batched_tokens": 50_000}

@@ -22,6 +22,7 @@ from quipu.kernels.fake import Dials, FakeFault
 from tests.actors.engine.ahead_bench import AheadBench, LatePass
 from tests.actors.engine.engine_bench import EngineBench
 from tests.fake_oracle import continuation
+from tests.processes import PATIENCE_S
 
 LIMITS = SchedulerConfig(block_size=4, num_blocks=61, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -242,7 +243,7 @@ class Thread:
 
     def handle(self) -> StepResult:
         """Let the scheduler handle the next result."""
-        result = self.answers.get(timeout=20)
+        result = self.answers.get(timeout=PATIENCE_S)
         assert not isinstance(result, int)
         self.bench.results.append(result)
         return self.bench.handle_one()
@@ -267,7 +268,7 @@ def test_thread_launches_the_next_plan_while_one_runs() -> None:
             thread.wait_for_launches(len(bench.handled) + 1).over = True
         thread.handle()
     thread.work.put(None)
-    thread.thread.join(20)
+    thread.thread.join(PATIENCE_S)
     assert not thread.thread.is_alive()
     assert submission.tokens == continuation(PROMPT, 12) and bench.backend.most_running == 2
     assert bench.executor.running_step is None
@@ -284,10 +285,10 @@ def test_barrier_waits_for_the_running_pass() -> None:
     running = thread.wait_for_launches(1)
     assert thread.answers.empty()
     running.over = True
-    assert isinstance(thread.answers.get(timeout=20), StepDone)
-    assert thread.answers.get(timeout=20) == 5
+    assert isinstance(thread.answers.get(timeout=PATIENCE_S), StepDone)
+    assert thread.answers.get(timeout=PATIENCE_S) == 5
     thread.work.put(None)
-    thread.thread.join(20)
+    thread.thread.join(PATIENCE_S)
 
 
 def test_plan_after_a_failed_launch() -> None:

@@ -337,7 +337,7 @@ def test_a_server_that_is_down_is_left_alone(s3: S3Server, in_s3: Place) -> None
         for _ in range(100):
             with pytest.raises(OSError, match="not asked: 3 attempts in a row"):
                 read(store, KEYS)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 100 * HASTY.request_s / 2
         with pytest.raises(OSError, match="PUT"):  # not held back by loads
             write(store, KEYS)
         now[0] += 1.5

@@ -31,6 +31,7 @@ from quipu.actors.engine.peers.tcp_stream import TcpStream
 from quipu.actors.fleet.processes.link_handshake import Impostor
 from quipu.actors.fleet.processes.link_tls import LinkTls
 from tests.actors.engine.peers.tcp_parts import HELLO, HOST, KEY, SECRET, SIZE, connected, fails, read_to_end
+from tests.processes import PATIENCE_S
 from tests.runtimes import eventually
 
 
@@ -47,7 +48,7 @@ async def strange_server() -> AsyncIterator[tuple[TcpLink, list[socket.socket]]]
         stream.begin_carrying()
     client = TcpLink(ours[0], ours[1:])
     try:
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             yield client, theirs
     finally:
         await client.close()
@@ -165,7 +166,7 @@ async def test_impostor_gets_no_proof() -> None:
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, pretend, 0, host=HOST))
         stream = TcpStream.take((await trio.open_tcp_stream(HOST, listener.socket.getsockname()[1])).socket)
-        with trio.fail_after(10), pytest.raises(Impostor):
+        with trio.fail_after(PATIENCE_S), pytest.raises(Impostor):
             await prove_as_client(stream, SECRET, StreamName(bytes(16), bytes(16), 0, 5))
         await stream.aclose()
         await eventually(lambda: bool(heard), "it has heard")

@@ -23,6 +23,7 @@ from quipu.actors.engine.peers.message_frames import MAX_MESSAGE_BYTES
 from quipu.actors.engine.peers.peer_link import Emptied, Hello, Here, LinkLost, PeerLink, PeerMessage, Want
 from quipu.actors.engine.peers.unix_link import UnixNetwork
 from quipu.kernels.shared_memory import LARGE_PAGE, SharedMemory, share_memory
+from tests.processes import PATIENCE_S
 
 HELLO = Hello("numerics", 3, 4096)
 KEY = bytes(32)
@@ -85,7 +86,7 @@ def memory(num_bytes: int, *, is_sealed: bool = True) -> int:
 
 async def test_blocks_come_through() -> None:
     """What a server writes to a buffer, its client reads; large messages come whole."""
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with connected() as (client, server):
             buffers = await server.make_buffers(HELLO)
             assert await client.receive() == HELLO
@@ -115,7 +116,7 @@ async def test_cache_is_seen() -> None:
     """A client reads what the server has written to its cache, before and afterwards, and cannot write to it."""
     hello, shared = Hello("numerics", 3, 4096, 3 * 8192), shared_cache(3 * 8192)
     assert shared.descriptor is not None
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with connected() as (client, server):
             shared.memory[:5] = b"first"
             await server.share_cache(hello, shared.descriptor)
@@ -169,7 +170,7 @@ async def test_cache_of_an_engine_that_was_killed() -> None:
 
 
 async def test_other_end_is_gone() -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with connected() as (client, server):
             await client.close()
             with pytest.raises(LinkLost):
@@ -188,7 +189,7 @@ async def test_other_end_is_gone() -> None:
     ids=["too long", "no msgpack", "another type"],
 )
 async def test_no_message(sent: bytes) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with strange_server() as (client, server):
             server.sendall(sent)
             with pytest.raises(LinkLost):
@@ -218,7 +219,7 @@ async def test_no_message(sent: bytes) -> None:
 async def test_memory_that_is_not_used(hello: Hello, num_bytes: int | None, *, is_sealed: bool) -> None:
     """Memory that is missing, that could be cut off while it is read, or is not what was announced, is not mapped, and
     no descriptor stays open."""
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with strange_server() as (client, server):
             descriptors = [] if num_bytes is None else [memory(num_bytes, is_sealed=is_sealed)]
             socket.send_fds(server, [frame(hello)], descriptors)
@@ -231,7 +232,7 @@ async def test_memory_that_is_not_used(hello: Hello, num_bytes: int | None, *, i
 
 async def test_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of another user gets no connection, and a server of another user is not trusted."""
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         network = UnixNetwork()
         listener = network.listen()
         stranger = socket.socket(socket.AF_UNIX)

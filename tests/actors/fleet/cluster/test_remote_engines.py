@@ -24,7 +24,7 @@ from quipu.actors.fleet.supervisor import EngineRefusal
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.health import EngineState
 from tests.links import make_link
-from tests.processes import has_ended
+from tests.processes import PATIENCE_S, has_ended
 from tests.prompts import prompt_of
 from tests.remote_engines import CutNodes, LocalNodes, open_remote_engines
 from tests.runtimes import Answer, assert_nothing_routed, assert_served, eventually, value_of
@@ -181,7 +181,7 @@ async def test_killed_process_on_a_silent_node(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(remote_process, "KILL_S", 0.1)
     calls: list[str] = []
     process = RemoteProcess(an_order(), lambda: calls.append("end"), lambda: calls.append("kill"))
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.wait)
             await trio.testing.wait_all_tasks_blocked()

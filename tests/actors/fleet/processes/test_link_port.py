@@ -20,6 +20,7 @@ from quipu.actors.fleet.processes.link_port import MAX_OF_ADDRESS, MAX_WAITING, 
 from quipu.actors.fleet.processes.reconnection import Admission, receive_exactly
 from quipu.actors.fleet.processes.tcp_way import TcpWay
 from quipu.actors.messages.scheduler import Abort
+from tests.processes import PATIENCE_S
 
 HOST = "127.0.0.1"
 FIRST, SECOND = 3, 4
@@ -65,7 +66,7 @@ async def meet(
     async def connect() -> None:
         admissions.append(await way.connect())
 
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connect)
             ours = await engine.admit(incarnation)
@@ -141,7 +142,7 @@ async def test_strangers_get_the_same_answer(port: LinkPort, wrong: str) -> None
     engine, other = port.expect(), LinkTicket.new()
     ticket = attrs.evolve(engine.ticket, **{wrong: getattr(other, wrong)})
     stream = await trio.open_tcp_stream(*port.address)
-    with trio.fail_after(10), pytest.raises(Impostor, match="does not have this engine's secret"):
+    with trio.fail_after(PATIENCE_S), pytest.raises(Impostor, match="does not have this engine's secret"):
         await prove_as_engine(stream, ticket)
     await stream.send_all(bytes(link_handshake.PROOF_BYTES))
     assert await read_to_end(stream) == b""
@@ -163,7 +164,7 @@ async def test_proof_of_another_connection(port: LinkPort, monkeypatch: pytest.M
 
     monkeypatch.setattr(first, "send_all", record)
     await prove_as_engine(first, engine.ticket)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         await engine.wait_for_caller()
     again = await call(port, sent[0])
     await receive_exactly(again, link_handshake.NONCE_BYTES + link_handshake.PROOF_BYTES)
@@ -193,7 +194,7 @@ async def test_engine_proves_nothing_to_an_impostor(lifeline: tuple[int, int]) -
             admissions.append(await TcpWay(lifeline[0], HOST, number, LinkTicket.new()).connect())
 
         nursery.start_soon(connect)
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while not heard:
                 await trio.sleep(0.01)
             os.close(lifeline[1])
@@ -215,7 +216,7 @@ async def test_garbage_is_refused_while_an_engine_is_admitted(
     """Callers that send garbage, or nothing, are refused; they do not keep an engine from being admitted meanwhile."""
     monkeypatch.setattr(strangers, "GREETING_S", 1.0)
     engine = port.expect()
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             streams = [await trio.open_tcp_stream(*port.address) for _ in range(MAX_OF_ADDRESS - 1)]
 
@@ -244,7 +245,7 @@ async def test_one_address_leaves_room_for_others(port: LinkPort, monkeypatch: p
     monkeypatch.setattr(strangers, "GREETING_S", 60.0)  # the silent ones keep their places
     engine = port.expect()
     silent = [await trio.open_tcp_stream(*port.address) for _ in range(2 * link_port.MAX_STRANGERS)]
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         while port.num_refused < len(silent) - MAX_OF_ADDRESS:
             await trio.sleep(0.01)
         elsewhere = socket.socket()
@@ -268,7 +269,7 @@ async def test_version_is_judged_after_the_proof(
     stream = await trio.open_tcp_stream(*port.address)
     if is_proved:
         await prove_as_engine(stream, engine.ticket)
-        with trio.fail_after(10), pytest.raises(OtherVersion, match=rf"9\.9.*{__version__}"):
+        with trio.fail_after(PATIENCE_S), pytest.raises(OtherVersion, match=rf"9\.9.*{__version__}"):
             await engine.admit(FIRST)
     else:
         with pytest.raises(Impostor):
@@ -288,12 +289,12 @@ async def test_given_up_connections_are_passed_over(port: LinkPort) -> None:
     for _ in range(MAX_WAITING + 1):
         calls.append(await trio.open_tcp_stream(*port.address))
         await prove_as_engine(calls[-1], engine.ticket)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while port.num_strangers:
                 await trio.sleep(0.01)
     assert await read_to_end(calls[0]) == b"", "the oldest must be closed"
     await calls[-1].aclose()
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
 
             async def agree() -> None:
@@ -319,7 +320,7 @@ async def test_closed_port_keeps_no_connection() -> None:
         stream = await trio.open_tcp_stream(*port.address)
         engine = port.expect()
         await prove_as_engine(stream, engine.ticket)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await engine.wait_for_caller()
         nursery.cancel_scope.cancel()
     port.close()
@@ -336,7 +337,7 @@ async def test_closed_engine_is_a_stranger(port: LinkPort, lifeline: tuple[int, 
         await prove_as_engine(stream, engine.ticket)
     await stream.aclose()
     os.close(lifeline[1])
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         assert await way_of(port, engine.ticket, lifeline).connect() is None
 
 

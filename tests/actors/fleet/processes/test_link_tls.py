@@ -30,7 +30,7 @@ from quipu.web.cli import settings
 from quipu.web.cli.cli import make_parser
 from tests.actors.fleet.processes.test_link_port import HOST, lifeline, meet, read_to_end, short_waits
 from tests.authorities import Authority
-from tests.processes import has_ended
+from tests.processes import PATIENCE_S, has_ended
 from tests.prompts import prompt_of
 from tests.remote_engines import LocalNodes, open_remote_engines
 from tests.runtimes import assert_served
@@ -98,7 +98,7 @@ async def test_frames_go_both_ways(tls: LinkTls, lifeline: tuple[int, int]) -> N
                 while len(received) < 40_000:
                     received += await reader.receive_all()
 
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_S):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(receive)
                     nursery.start_soon(FrameWriter(theirs, incarnation).send_all, [LONG])
@@ -119,7 +119,7 @@ async def test_end_of_a_connection_is_seen(tls: LinkTls, lifeline: tuple[int, in
         engine = port.expect()
         ours, admission = await meet(port, way_of(port, engine.ticket, lifeline, tls), engine, FIRST)
         await FrameWriter(admission.stream, FIRST).send_all([LONG])
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             match end:
                 case "closed":
                     await ours.aclose()
@@ -145,7 +145,7 @@ async def test_closing_waits_for_nobody(tls: LinkTls, lifeline: tuple[int, int])
         with suppress(BlockingIOError):
             while True:
                 os.write(ours.socket.fileno(), bytes(1 << 16))
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             await ours.aclose()
         await trio.aclose_forcefully(admission.stream)
 
@@ -158,7 +158,7 @@ async def test_garbage_after_the_handshake(tls: LinkTls) -> None:
             secured = trio.SSLStream(stream, tls.engine_context(), server_hostname=HOST)
             await secured.do_handshake()
             await stream.send_all(bytes(100))
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 while not port.num_refused:
                     await trio.sleep(0.01)
         (refused,) = [line["reason"] for line in lines if line["event"] == "link.refused"]
@@ -257,7 +257,7 @@ async def test_callers_that_are_not_trusted(
                     await trio.aclose_forcefully(bare)
                 else:
                     nursery.start_soon(way_of(port, engine.ticket, lifeline, files).connect)
-                with trio.fail_after(20):
+                with trio.fail_after(PATIENCE_S):
                     while not port.num_refused:
                         await trio.sleep(0.01)
                 ours, admission = await meet(port, way_of(port, engine.ticket, lifeline, tls), engine, FIRST)
@@ -292,7 +292,7 @@ async def test_hosts_that_are_not_trusted(
     }[kind]
     async with open_port(files) as port:
         engine = port.expect()
-        with capture_logs() as lines, trio.fail_after(20):
+        with capture_logs() as lines, trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(way_of(port, engine.ticket, lifeline, tls).connect)
                 while len(faults := [line for line in lines if line["event"] == "link.impostor"]) < 2:
@@ -404,7 +404,7 @@ async def test_engine_without_usable_files_ends(tls: LinkTls, lifeline: tuple[in
     """An engine whose files cannot be used logs which flag is at fault, and does not try for minutes."""
     async with open_port(tls) as port:
         engine = port.expect()
-        with capture_logs() as lines, trio.fail_after(20):
+        with capture_logs() as lines, trio.fail_after(PATIENCE_S):
             files = attrs.evolve(tls, cert="/nowhere.pem")
             assert await way_of(port, engine.ticket, lifeline, files).connect() is None
     assert [line["event"] for line in lines] == ["link.tls_unusable"]

@@ -33,6 +33,7 @@ from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.fake import Dials
 from tests.fake_oracle import continuation
 from tests.links import make_link
+from tests.processes import PATIENCE_S
 from tests.prompts import prompt_of
 from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info, text_of
 
@@ -174,7 +175,7 @@ async def test_impostor(monkeypatch: pytest.MonkeyPatch, impostor: Impostor, rea
 async def run_alone(impostor: Impostor) -> tuple[Death, list[StepReport | EngineDied]]:
     """Run an impostor without a runtime; return its death and what it has reported."""
     reports: Channel[StepReport | EngineDied] = Channel(8)
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         death = await impostor.run(make_link(reports))
         await impostor.close()
     return death, reports.take_nowait()

@@ -14,6 +14,7 @@ from quipu import __version__
 from quipu.actors.fleet.processes import reconnection
 from quipu.actors.fleet.processes.greeting import greeting
 from quipu.actors.fleet.processes.reconnection import TOKEN_BYTES, Admission, Listener, WayBack
+from tests.processes import PATIENCE_S
 
 
 @contextmanager
@@ -35,7 +36,7 @@ async def connect(way_back: WayBack, admissions: list[Admission | None]) -> None
 async def assert_admitted(listener: Listener, way_back: WayBack, incarnation: int = 7) -> None:
     """Assert that the process is admitted as this incarnation, and both ends are connected."""
     admissions: list[Admission | None] = []
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connect, way_back, admissions)
             stream = await listener.admit(incarnation)
@@ -97,7 +98,7 @@ async def test_host_that_is_gone() -> None:
     way_back = way_back_of(listener)
     assert way_back.is_open()
     admissions: list[Admission | None] = []
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connect, way_back, admissions)
             await listener.wait_for_caller()

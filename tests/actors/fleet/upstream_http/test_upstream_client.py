@@ -22,6 +22,7 @@ from quipu.actors.fleet.upstream_http.upstream_errors import (
     UpstreamUnreachable,
     is_shortage,
 )
+from tests.processes import PATIENCE_S
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
@@ -56,7 +57,7 @@ async def serving(*pieces: bytes, tls: ssl.SSLContext | None = None) -> AsyncIte
         port = listener.socket.getsockname()[1]
         raw.url = f"http://127.0.0.1:{port}/x" if tls is None else f"https://localhost:{port}/x"
         nursery.start_soon(partial(trio.serve_listeners, partial(raw.serve, tls), [listener], handler_nursery=nursery))
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             yield raw
         nursery.cancel_scope.cancel()
 
