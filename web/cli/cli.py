@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import quipu
 
+from .command_output import print_result
 from .keys import add_key_actions, run_keys
 from .ledger import add_ledger_actions, run_ledger
 from .one_line_parser import OneLineParser
@@ -19,11 +20,23 @@ from .usage import add_usage_flags, run_usage
 _APART = {
     "bench": ".bench.command",
     "chat": ".chat.chat_command",
+    "doctor": ".doctor.doctor_command",
     "explain": ".explain_command",
+    "models": ".models_command",
     "quantize": ".quantize_command",
     "run-batch": ".run_batch_command",
 }
 """Commands that no server imports, with flags of their own: the modules of their `main`."""
+FIRST_STEPS = """\
+quipu serves open-weight models, and reports exactly how many prompt tokens were reused.
+
+  quipu doctor         what this machine can do, and what to fix
+  quipu serve demo     serve the small model that is part of the package, on http://127.0.0.1:8000
+  quipu chat           talk to it, in another terminal
+  quipu usage          what was used, and how much of it came from the cache
+
+`quipu --help` lists all commands, `quipu serve --help` all settings.\
+"""
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object] | None]] = {
     "serve": ("serve a model over the OpenAI and Anthropic APIs", add_serve_flags),
     "bench": ("measure a server or an engine", None),
@@ -33,6 +46,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object] | No
     "explain": ("explain what of a request's prompts was cached", None),
     "quantize": ("write a checkpoint with quantized weights", None),
     "run-batch": ("run a file of requests", None),
+    "doctor": ("say what this machine can do, and what to fix", None),
+    "models": ("list the models on this machine, and which can be served", None),
     "keys": ("create API keys for a key file", add_key_actions),
 }
 """What each is for, and what adds its flags unless they are its own."""
@@ -41,6 +56,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object] | No
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `quipu` command; return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        return print_result(FIRST_STEPS)
     if argv and argv[0] in _APART:
         code: int = importlib.import_module(_APART[argv[0]], __package__).main(argv[1:])
         return code
