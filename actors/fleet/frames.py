@@ -81,6 +81,8 @@ PROMPT_PART = 18
 """Type of a list of the first or the next token ids of the prompt of the next message."""
 PART_IDS = 1 << 15
 """Token ids in a part: half a millisecond to encode, or to decode."""
+MAX_PARTS_IDS = 1 << 26
+"""Token ids in all parts of a prompt: no more than a single frame could have."""
 MIN_ONE_EACH = 64
 """Sequences from which on this saves more time than it takes."""
 _HEADER = struct.Struct("<IIH")
@@ -244,6 +246,8 @@ class FrameReader:
         try:
             if number == PROMPT_PART:
                 self._parts += self._part_decoder.decode(body)
+                if len(self._parts) > MAX_PARTS_IDS:
+                    raise ValueError(f"a prompt of more than {MAX_PARTS_IDS} tokens")
                 return None
             message: WireMessage = self._decoders[number].decode(body)
         except (KeyError, ValueError, RecursionError, MemoryError, msgspec.MsgspecError) as error:

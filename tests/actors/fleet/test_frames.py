@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from quipu.actors.fleet import frames
 from quipu.actors.fleet.frames import (
     PART_IDS,
     PROMPT_PART,
@@ -213,6 +214,14 @@ async def test_not_a_message(data: bytes) -> None:
     good = FrameWriter(trio.testing.memory_stream_one_way_pair()[0], 5).encode(Abort(3))
     received, error = await read_to_the_end(good + data + good)
     assert received == [Abort(3)] and isinstance(error, Unreadable)
+
+
+async def test_parts_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the parts of one prompt take in memory is bounded, as one frame is."""
+    monkeypatch.setattr(frames, "MAX_PARTS_IDS", 5)
+    part = frame(PROMPT_PART, msgspec.msgpack.encode([1, 2, 3]))
+    received, error = await read_to_the_end(part + part)
+    assert received == [] and isinstance(error, Unreadable) and "more than 5 tokens" in str(error)
 
 
 async def test_stale_frames() -> None:
