@@ -19,7 +19,8 @@ def main() -> int:
             kubernetes_validate.validate(one, sys.argv[1], strict=True)
         except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
             num_bad += 1
-            print(f"{one['kind']} {one['metadata']['name']}: {error}")
+            said, *_ = str(error).splitlines()  # the schema follows
+            print(f"{one['kind']} {one['metadata']['name']}: {said}")
     return min(1, num_bad)
 
 
