@@ -15,6 +15,9 @@ from .models.config import DecoderConfig, check_length, read_config
 from .models.families import Family, Model, find_family
 from .models.headless import Headless
 
+SCORE_WEIGHT = "score.weight"
+"""The head of a classifier."""
+
 
 @attrs.frozen
 class OpenedModel:
@@ -32,7 +35,8 @@ class OpenedModel:
         """Read all weights. Raises ValueError naming a tensor that is missing, wrong or not used."""
         model = self._family.build(self.config, weights, self._num_positions)
         # a tied head may be stored nevertheless; it equals the embedding
-        weights.check_all_used(ignore=frozenset({"lm_head.weight"} if self.config.tie_word_embeddings else ()))
+        ignored = {"lm_head.weight"} if self.config.tie_word_embeddings else set[str]()
+        weights.check_all_used(ignore=frozenset(ignored | {SCORE_WEIGHT} if self._headless else ignored))
         return Headless(model) if self._headless else model
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype) -> BlockShape:
@@ -44,6 +48,12 @@ class OpenedModel:
             head_dim=config.head_dim,
             dtype=kv_dtype,
         )
+
+
+def read_score_weight(config: BackendConfig) -> torch.Tensor:
+    """Return the head of a classifier with one label, in float64. Raises ValueError, as `open_model` does."""
+    opened = open_model(config, held_in=torch.float32)
+    return opened.source.tensor(SCORE_WEIGHT, (1, opened.config.hidden_size))[0].double()
 
 
 def open_model(config: BackendConfig, *, held_in: torch.dtype | None = None) -> OpenedModel:

@@ -35,6 +35,8 @@ class PoolingConfig:
     """Whether vectors are scaled to length 1."""
     score_token_ids: tuple[int, ...] = ()
     """For scores: the tokens that answer "no" and "yes". Empty: vectors."""
+    is_classifier: bool = False
+    """For scores: the checkpoint has a `score.weight`, which makes the logit of a score of a vector."""
 
     @property
     def reads_cache(self) -> bool:

@@ -34,6 +34,11 @@ _LEGACY_MODES = {
 _TYPES = {"lasttoken": PoolingType.LAST, "mean": PoolingType.MEAN}
 _ANSWERS = ("no", "yes")
 """The tokens of Qwen3-Reranker."""
+_CLASSIFIER = "ForSequenceClassification"
+"""The end of the name of an architecture with a `score.weight` in place of an output head."""
+_IN_WORDS_OF_QWEN = f"Qwen3{_CLASSIFIER}"
+"""The only one of them that is asked about pairs in the words of Qwen3-Reranker: what vLLM makes of it."""
+_SIGMOID = "torch.nn.modules.activation.Sigmoid"
 
 
 @attrs.frozen(kw_only=True)
@@ -62,9 +67,12 @@ def read_vector_files(folder: Path, wanted: str) -> VectorFiles:
     task = _made_for(modules, config) if wanted == "auto" else Task(wanted)
     if task is Task.SCORE:
         has_template = _has_pair_template(folder / "sentence_bert_config.json")
+        is_classifier = _is_classifier(modules, config)
+        if is_classifier:
+            _check_classifier(config, has_template=has_template)
         return VectorFiles(
             task=task,
-            pooling=_read_scoring(folder, modules, config),
+            pooling=PoolingConfig(is_classifier=True) if is_classifier else _read_scoring(folder, modules, config),
             default_prompt=_default_prompt(folder / "config_sentence_transformers.json") if has_template else "",
             has_pair_template=has_template,
         )
@@ -84,9 +92,40 @@ def read_vector_files(folder: Path, wanted: str) -> VectorFiles:
 
 
 def _made_for(modules: Mapping[str, str], config: Mapping[str, Any]) -> Task:
-    if "LogitScore" in modules or config.get("classifier_from_token"):
+    if "LogitScore" in modules or config.get("classifier_from_token") or _is_classifier(modules, config):
         return Task.SCORE
     return Task.EMBED if modules else Task.GENERATE
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in config.get("architectures") or ()]
+
+
+def _is_classifier(modules: Mapping[str, str], config: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint has a `score.weight`, as transformers' classifiers have."""
+    by_tokens = (config.get("is_original_qwen3_reranker"), config.get("classifier_from_token"), "LogitScore" in modules)
+    return not any(by_tokens) and any(name.endswith(_CLASSIFIER) for name in _architectures(config))
+
+
+def _check_classifier(config: Mapping[str, Any], *, has_template: bool) -> None:
+    """Raises CheckpointError for a classifier that makes no scores of pairs, or other ones."""
+    labels = config.get("id2label")
+    num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    if num_labels != 1:
+        raise CheckpointError(
+            f"config.json: a classifier with {num_labels} labels is not supported, only one with a single label, which "
+            "is a score"
+        )
+    told = config.get("sentence_transformers")
+    activation = told.get("activation_fn") if isinstance(told, dict) else None
+    activation = activation or config.get("sbert_ce_default_activation_function") or _SIGMOID
+    if activation != _SIGMOID:
+        raise CheckpointError(f"config.json: activation_fn {str(activation)[:80]} is not supported, only {_SIGMOID}")
+    if not has_template and _IN_WORDS_OF_QWEN not in _architectures(config):
+        raise CheckpointError(
+            f"sentence_bert_config.json: a classifier other than {_IN_WORDS_OF_QWEN} needs a chat template for pairs "
+            "(`message` in `modality_config`), which says how it is asked"
+        )
 
 
 def _read_modules(path: Path) -> dict[str, str]:

@@ -75,12 +75,13 @@ FAMILIES = {
 def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Family:
     """Return the family of a checkpoint. Raises ValueError for an unsupported architecture.
 
-    `headless`: models that were saved without their output head will do, too, such as `Qwen3Model`. A reranker that
-    vLLM would make a classifier of (`is_original_qwen3_reranker`) has the weights of the model that generates.
+    `headless`: models without an output head will do, too, such as `Qwen3Model`, or with another one, such as
+    `Qwen3ForSequenceClassification`. A reranker that vLLM would make a classifier of (`is_original_qwen3_reranker`) has
+    the weights of the model that generates.
     """
     architectures = config_json.get("architectures") or []
     for architecture in architectures:
-        if config_json.get("is_original_qwen3_reranker"):
+        if headless or config_json.get("is_original_qwen3_reranker"):
             architecture = str(architecture).replace("ForSequenceClassification", "ForCausalLM")
         if headless and str(architecture).endswith("Model"):
             architecture = str(architecture).removesuffix("Model") + "ForCausalLM"

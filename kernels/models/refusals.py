@@ -71,7 +71,8 @@ _NEUTRAL = _words(
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
     _attn_implementation_autoset quantization_config
-    is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker
+    is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker sentence_transformers
+    sbert_ce_default_activation_function
     """
 )
 """Entries about training, tokens, memory or speed, which do not change what is computed, and `quantization_config`,

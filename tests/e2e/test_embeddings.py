@@ -16,10 +16,12 @@ import attrs
 import numpy as np
 import openai
 import pytest
+import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from quipu.actors.messages.prompts import TextPrompt
 from quipu.actors.request_desk.interface import VectorInfo
@@ -176,3 +178,24 @@ async def test_scores_of_sentence_transformers(reranker: Reranker) -> None:
     assert len(set(expected)) == len(expected)
     shortened = {"query": query, "documents": TEXTS, "truncate_prompt_tokens": 100}
     assert server.post("/v1/rerank", MODEL | shortened).status_code == (400 if reranker.has_template else 200)
+
+
+async def test_scores_of_a_classifier(tmp_path: Path) -> None:
+    """A checkpoint with a `score.weight` scores pairs as transformers' classifier does in float32, and ranks them."""
+    torch.manual_seed(3)
+    oracle = AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=1, dtype=torch.float32)
+    torch.nn.init.normal_(oracle.score.weight, std=0.3)
+    shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    oracle.save_pretrained(tmp_path / "model")
+    query, tokenizer = "What are cords?", AutoTokenizer.from_pretrained(TINY)
+    with torch.inference_mode():
+        logits = [oracle(**tokenizer(asked, return_tensors="pt")).logits for asked in await prompts_of(TEXTS, query)]
+    expected = torch.cat(logits)[:, 0].sigmoid().tolist()
+    flags = ("--served-model-name", "demo", "--executor", "auto", "--dtype", "float32", "--num-blocks", "100")
+    with serving(tmp_path / "home", str(tmp_path / "model"), *flags) as server:
+        scored = server.post("/v1/score", {**MODEL, "text_1": query, "text_2": TEXTS}).json()["data"]
+        ranked = server.post("/v1/rerank", {**MODEL, "query": query, "documents": TEXTS}).json()["results"]
+    scores = [item["score"] for item in scored]
+    assert scores == pytest.approx(expected, abs=1e-5) and max(expected) - min(expected) > 0.01
+    order = sorted(range(len(TEXTS)), key=scores.__getitem__, reverse=True)
+    assert [(item["index"], item["relevance_score"]) for item in ranked] == [(at, scores[at]) for at in order]

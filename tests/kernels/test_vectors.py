@@ -10,12 +10,13 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, LlamaForSequenceClassification, Qwen3ForSequenceClassification
 
 from quipu.kernels.backend import RunsAtOnce
 from quipu.kernels.batch import Pooling
+from quipu.kernels.opened_model import read_score_weight
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import EACH, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import EACH, backend_config, make_backend, make_batch, prompt, scattered_blocks
 
 MAKERS: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cpu_backend}
 EXECUTORS = ["reference", pytest.param("cpu", marks=needs_kernels)]
@@ -97,3 +98,22 @@ def test_columns_of_logits(checkpoints: dict[str, Path], executor: str) -> None:
     with torch.inference_mode():
         theirs = model(torch.tensor([TOKENS])).logits[0, -1, [7, 3]]
     assert np.frombuffer(data) == pytest.approx(theirs.numpy(), abs=1e-3)
+
+
+CLASSIFIERS = [("llama", LlamaForSequenceClassification), ("qwen3-odd", Qwen3ForSequenceClassification)]
+
+
+@pytest.mark.parametrize(("name", "cls"), CLASSIFIERS)
+def test_classifier_without_its_head(tmp_path: Path, checkpoints: dict[str, Path], name: str, cls: Any) -> None:
+    """Of a classifier the states are computed, and its head is read apart, which must have one label."""
+    for num_labels in (2, 1):
+        model = cls.from_pretrained(checkpoints[name], num_labels=num_labels, dtype=torch.float32)
+        model.save_pretrained(tmp_path)
+        config = backend_config(tmp_path, headless=True)
+        if num_labels > 1:
+            with pytest.raises(ValueError, match=r"score\.weight"):
+                read_score_weight(config)
+    ours = pooled(make_backend(tmp_path, headless=True), [150], is_mean=False) @ read_score_weight(config).numpy()
+    with torch.inference_mode():
+        theirs = float(model(torch.tensor([TOKENS])).logits[0, 0])
+    assert ours == pytest.approx(theirs, abs=1e-4)

@@ -8,6 +8,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from quipu.kernels.backend import Backend, BackendConfig, Capabilities, KVMemory
 from quipu.kernels.fake import FakeBackend
 from quipu.kernels.kv_cache_size import show
@@ -22,7 +24,7 @@ from .drafter import Drafter, Drafts
 from .fake_drafter import FakeDrafter
 from .grammars import GrammarMasks
 from .pass_costs import measure_costs
-from .pooler import Pooler
+from .pooler import Pooler, Vector
 from .step_runner import Executor
 
 MAX_DRAFT_ROWS = 64
@@ -54,7 +56,7 @@ def backend_config_of(config: EngineConfig) -> BackendConfig:
         enforce_eager=config.enforce_eager,
         tensor_parallel_size=config.tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
-        headless=config.task == Task.EMBED,
+        headless=config.task == Task.EMBED or config.pooling.is_classifier,
         # one more: while an adapter is replaced, both are loaded
         max_loras=config.max_loras + 1 if config.max_loras else 0,
         max_lora_rank=config.max_lora_rank,
@@ -80,8 +82,19 @@ def load_executor(config: EngineConfig) -> Executor:
         max_num_seqs=config.max_num_seqs,
         masks=_make_masks(config),
         drafter=drafter,
-        pooler=Pooler(config.pooling),
+        pooler=Pooler(config.pooling, _read_score_weight(config, backend)),
     )
+
+
+def _read_score_weight(config: EngineConfig, backend: Backend) -> Vector | None:
+    """Return what makes a score of a vector; None: nothing. Raises ValueError for a checkpoint without it."""
+    if not config.pooling.is_classifier:
+        return None
+    if isinstance(backend, FakeBackend):
+        return np.ones(backend.dials.vector_size)
+    from quipu.kernels.opened_model import read_score_weight  # loads torch, which this backend has done
+
+    return np.asarray(read_score_weight(backend_config_of(config)).numpy())
 
 
 def _num_draft_rows(config: EngineConfig) -> int:

@@ -43,7 +43,9 @@ NOTHING = PooledRows()
 
 
 class Pooler:
-    def __init__(self, config: PoolingConfig) -> None:
+    def __init__(self, config: PoolingConfig, score_weight: Vector | None = None) -> None:
+        """`score_weight`: of a classifier, whose product with a vector is the logit of its score."""
+        self._score_weight = score_weight
         self._config = config
         self._is_mean = config.type is PoolingType.MEAN
 
@@ -81,15 +83,21 @@ class Pooler:
         return found
 
     def _payload(self, state: SequenceState, sums_D: Vector) -> bytes:
+        if self._score_weight is not None:
+            return _sigmoid(float(sums_D @ self._score_weight))
         if self._config.score_token_ids:
             no, yes = sums_D
-            return np.float64(1 / (1 + math.exp(min(no - yes, 700.0)))).tobytes()
+            return _sigmoid(yes - no)
         vector_D = sums_D / len(state.tokens) if self._is_mean else sums_D
         vector_D = vector_D[: state.sampling.dimensions]
         if self._config.normalizes or state.kind is SequenceKind.SCORE:
             # of zeros alone there is no direction
             vector_D = vector_D / (np.linalg.norm(vector_D) or 1.0)
         return vector_D.astype(np.float32).tobytes()
+
+
+def _sigmoid(logit: float) -> bytes:
+    return np.float64(1 / (1 + math.exp(min(-logit, 700.0)))).tobytes()
 
 
 LAST_TOKEN = Pooler(PoolingConfig())

@@ -81,6 +81,24 @@ def test_rerankers(tmp_path: Path) -> None:
         assert (files.task, files.pooling.score_token_ids) == (Task.SCORE, ids)
 
 
+QWEN, LLAMA = ({"architectures": [f"{family}ForSequenceClassification"]} for family in ("Qwen3", "Llama"))
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}}
+SIGMOID = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+
+
+def test_classifiers(tmp_path: Path) -> None:
+    """A classifier with one label makes scores: Qwen3's in its own words, others' by a template for pairs."""
+    for config, template in (
+        (QWEN | ONE_LABEL | {"sentence_transformers": SIGMOID}, {}),
+        (QWEN | {"num_labels": 1}, {}),
+        (LLAMA | ONE_LABEL, {"sentence_bert_config": {"modality_config": {"message": {"format": "flat"}}}}),
+    ):
+        files = read(tmp_path, config=config, **template)
+        assert (files.task, files.pooling.is_classifier, files.has_pair_template) == (Task.SCORE, True, bool(template))
+    (tmp_path / "sentence_bert_config.json").unlink()
+    assert not read(tmp_path, "embed", config=LLAMA).pooling.is_classifier
+
+
 def test_dimensions_and_prompt(tmp_path: Path) -> None:
     """Vectors may be cut if config.json says so; a default prompt is put before texts."""
     assert read(tmp_path, "embed", config={"is_matryoshka": True}).dimensions is None
@@ -115,6 +133,11 @@ def test_dimensions_and_prompt(tmp_path: Path) -> None:
             "only messages of the format",
         ),
         ({"wanted": "embed", "sentence_bert_config": {"do_lower_case": True}}, "do_lower_case"),
+        ({"config": QWEN}, "a classifier with 2 labels is not supported"),
+        ({"config": QWEN | {"id2label": {"0": "a", "1": "b", "2": "c"}}}, "a classifier with 3 labels"),
+        ({"config": QWEN | ONE_LABEL | {"sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}}, "torch.nn.Tanh"),
+        ({"config": QWEN | ONE_LABEL | {"sbert_ce_default_activation_function": "x.Y"}}, "activation_fn x.Y"),
+        ({"config": LLAMA | ONE_LABEL}, "needs a chat template for pairs"),
     ],
 )
 def test_refused(tmp_path: Path, files: dict[str, Any], words: str) -> None:
