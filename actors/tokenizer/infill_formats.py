@@ -4,7 +4,8 @@ A tokenizer has such prompts if it has all added tokens of one of the formats be
 and `infill.py` encodes the prompts.
 
 Sources of the formats: the model cards and documentation of Qwen2.5-Coder, StarCoder, DeepSeek-Coder and CodeGemma; the
-reference implementations of Code Llama (`llama/generation.py`) and of Mistral (`mistral-common`).
+reference implementations of Code Llama (`llama/generation.py`) and Mistral (`mistral-common`); of Granite and GLM-4.5
+the tokens that llama.cpp looks for (`src/llama-vocab.cpp`), in the order in which its `/infill` puts them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class _Format:
 
 _FORMATS: Final = (
     _Format("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
-    _Format("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    _Format("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     _Format("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),  # DeepSeek-Coder
+    _Format("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
     _Format("▁<PRE>", "▁<SUF>", "▁<MID>", continues=True),  # Code Llama
     _Format("[PREFIX]", "[SUFFIX]", None, continues=True),  # Codestral
 )

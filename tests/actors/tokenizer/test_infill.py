@@ -15,6 +15,7 @@ from tests.actors.tokenizer.tokenizer_kinds import llama_2_like, plain
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 DEEPSEEK = ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>")
+GLM = ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")
 CODE_LLAMA = ("▁<PRE>", "▁<SUF>", "▁<MID>")
 CODESTRAL = ("[PREFIX]", "[SUFFIX]")
 
@@ -39,7 +40,7 @@ def names(encoder: TextEncoder, ids: list[int] | TooManyTokens) -> list[str]:
     return [encoder.backend.name_of(token_id) or "" for token_id in ids]
 
 
-@pytest.mark.parametrize("tokens", [QWEN, STARCODER, DEEPSEEK, CODE_LLAMA, CODESTRAL])
+@pytest.mark.parametrize("tokens", [QWEN, STARCODER, DEEPSEEK, GLM, CODE_LLAMA, CODESTRAL])
 def test_formats(tokens: tuple[str, ...]) -> None:
     """Each model's tokens stand where it expects them, after what the tokenizer puts before a text; a tokenizer that
     lacks one of them has none.
