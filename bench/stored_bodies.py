@@ -1,7 +1,8 @@
 """Random bodies for endpoints that change what is stored, or make files and batches of it.
 
 Used like `bodies.py`. Most of them need something that exists: what `Made` says is requested first, and `{id}` in a
-path or a body is the id in its answer.
+path or a body is the id in its answer, of which `{request}` is the end. Other bodies may refer to a response that
+exists.
 """
 
 from __future__ import annotations
@@ -14,8 +15,23 @@ import attrs
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy as Strategy
 
-from bench.bodies import ITEM, bodies
-from bench.body_parts import CHAT, COMPLETIONS, CONVERSATIONS, JUNK, MESSAGES, MODEL, OBJECT, TEXT, mostly
+from bench.bodies import bodies
+from bench.body_parts import (
+    CHAT,
+    COMPACT,
+    COMPLETIONS,
+    CONVERSATIONS,
+    INPUT_TOKENS,
+    JUNK,
+    LOOKUP,
+    MESSAGES,
+    MODEL,
+    OBJECT,
+    RESPONSES,
+    TEXT,
+    mostly,
+)
+from bench.history_bodies import ITEM
 
 FILES, BATCHES, MESSAGE_BATCHES = "/v1/files", "/v1/batches", "/v1/messages/batches"
 JSON: Mapping[str, str] = {"Content-Type": "application/json"}
@@ -120,6 +136,16 @@ def _is_json(data: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+_RESPONSE = Made(RESPONSES, _encoded({"model": MODEL, "input": "Hi.", "max_output_tokens": 1}))
+MADE_FIRST: Mapping[str, Made] = dict.fromkeys((RESPONSES, INPUT_TOKENS, COMPACT, LOOKUP), _RESPONSE)
+"""By endpoint of `bodies.py`: what its bodies may refer to."""
+
+
+def filled(template: bytes, made_id: str) -> bytes:
+    """Return a body that refers to what was made."""
+    return template.replace(b"{id}", made_id.encode()).replace(b"{request}", made_id.partition("_")[2].encode())
 
 
 STORED_BODIES: Mapping[str, StoredBody] = {

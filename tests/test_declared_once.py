@@ -176,7 +176,8 @@ def test_fields_are_named_once(name: str) -> None:
 
     The Python API repeats names, for editors and type checkers.
     """
-    found = set(files_with(name, "actors", "web", "bench/bodies.py")) - {Path("web/library/sampling_params.py")}
+    drawn = [f"bench/{stem}.py" for stem in ("bodies", "body_fields", "generation_bodies", "other_bodies")]
+    found = set(files_with(name, "actors", "web", *drawn)) - {Path("web/library/sampling_params.py")}
     assert found == {Path("actors/messages/sampling.py")}
 
 

@@ -16,7 +16,7 @@ from bench.report_queries import REPORTS, paths
 from bench.stalls.attack import RawRequest
 from bench.stalls.row_parts import CHAT, COMPLETIONS, Row, chat, got, made, posted, said
 from bench.stalls.upstream import MODEL
-from bench.stored_bodies import STORED_BODIES, StoredBody
+from bench.stored_bodies import MADE_FIRST, STORED_BODIES, Made, StoredBody, filled
 
 T = TypeVar("T")
 CONCURRENCY = 16
@@ -35,13 +35,19 @@ def fuzz_rows(count: int) -> list[Row]:
             part = drawn[start : start + ROWS_AN_ENDPOINT]
 
             def make(port: int, endpoint: str = endpoint, part: Sequence[bytes] = part) -> list[RawRequest]:
-                return [
-                    RawRequest(posted(port, endpoint, data), disconnect_after_s=DISCONNECT_AFTER_S) for data in part
-                ]
+                made_id = _made(port, MADE_FIRST.get(endpoint))
+                every = [posted(port, endpoint, filled(data, made_id)) for data in part]
+                return [RawRequest(data, disconnect_after_s=DISCONNECT_AFTER_S) for data in every]
 
-            rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server="small"))
+            server = "stored" if endpoint in MADE_FIRST else "small"
+            rows.append(Row(f"{endpoint} {start}", make, concurrency=CONCURRENCY, server=server))
     share = -(-count // len(ENDPOINTS))
     return rows + _pooled(share) + _stored(share) + _passed_on(share) + _answered(share) + _reports(share)
+
+
+def _made(port: int, first: Made | None) -> str:
+    """Make what bodies refer to, if anything; return its id."""
+    return "" if first is None else made(port, first.path, first.body, first.headers["Content-Type"])
 
 
 def _pooled(count: int) -> list[Row]:
@@ -65,10 +71,9 @@ def _stored(count: int) -> list[Row]:
         drawn = draw(stored.bodies, count)
 
         def make(port: int) -> list[RawRequest]:
-            first = stored.made
-            made_id = "" if first is None else made(port, first.path, first.body, first.headers["Content-Type"])
+            made_id = _made(port, stored.made)
             where, kind = path.replace("{id}", made_id), stored.headers["Content-Type"]
-            return [RawRequest(posted(port, where, data.replace(b"{id}", made_id.encode()), kind)) for data in drawn]
+            return [RawRequest(posted(port, where, filled(data, made_id), kind)) for data in drawn]
 
         return Row(path, make, concurrency=CONCURRENCY, server="stored")
 

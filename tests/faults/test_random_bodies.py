@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from bench.bodies import ENDPOINTS, POOLED, bodies
 from bench.body_parts import COMPACT, COUNT, LOAD, MESSAGES, UNLOAD
-from bench.stored_bodies import JSON, MESSAGE_BATCHES, STORED_BODIES
+from bench.stored_bodies import JSON, MADE_FIRST, MESSAGE_BATCHES, STORED_BODIES, filled
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.response_store.response_store import StoreConfig, open_store
 from quipu.kernels.fake import Dials
@@ -137,7 +137,7 @@ async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path, folder: 
             path, headers, made_id = await prepare(client, endpoint)
             async with trio.open_nursery() as nursery:
                 for body in drawn:
-                    sent = body.replace(b"{id}", made_id.encode())
+                    sent = filled(body, made_id)
                     nursery.start_soon(send, client, path, sent, answers, headers)
             await assert_batches_end(batches, folder / "batches")
         await settle(runtime)
@@ -164,13 +164,12 @@ async def serve_them(endpoint: str, drawn: list[bytes], adapters: Path, folder: 
 
 async def prepare(client: HttpClient, endpoint: str) -> tuple[str, Mapping[str, str], str]:
     """Make what the bodies need; return the path and the headers to send them with, and the id of what was made."""
-    if endpoint not in STORED_BODIES:
-        return endpoint, JSON, ""
-    stored, made_id = STORED_BODIES[endpoint], ""
-    if stored.made is not None:
-        async with client.open("POST", stored.made.path, stored.made.body, stored.made.headers) as exchange:
+    stored, made_id = STORED_BODIES.get(endpoint), ""
+    first = MADE_FIRST.get(endpoint) if stored is None else stored.made
+    if first is not None:
+        async with client.open("POST", first.path, first.body, first.headers) as exchange:
             made_id = (await exchange.json())["id"]
-    return endpoint.replace("{id}", made_id), stored.headers, made_id
+    return endpoint.replace("{id}", made_id), JSON if stored is None else stored.headers, made_id
 
 
 @asynccontextmanager
