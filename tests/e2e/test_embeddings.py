@@ -191,7 +191,7 @@ async def test_scores_of_a_classifier(tmp_path: Path) -> None:
     with torch.inference_mode():
         logits = [oracle(**tokenizer(asked, return_tensors="pt")).logits for asked in await prompts_of(TEXTS, query)]
     expected = torch.cat(logits)[:, 0].sigmoid().tolist()
-    flags = ("--served-model-name", "demo", "--executor", "auto", "--dtype", "float32", "--num-blocks", "100")
+    flags = ("--served-model-name", "demo", "--executor", "reference", "--dtype", "float32", "--num-blocks", "100")
     with serving(tmp_path / "home", str(tmp_path / "model"), *flags) as server:
         scored = server.post("/v1/score", {**MODEL, "text_1": query, "text_2": TEXTS}).json()["data"]
         ranked = server.post("/v1/rerank", {**MODEL, "query": query, "documents": TEXTS}).json()["results"]
