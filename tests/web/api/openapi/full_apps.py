@@ -27,13 +27,14 @@ def full_app(
     options: Any = None,
     data_dir: Path | None = None,
     store: Any = None,
+    batches: BatchService | None = None,
 ) -> QuipuApp:
-    usage, batches = BookSource(data_dir=data_dir), idle_batches()
+    usage, batches = BookSource(data_dir=data_dir), batches or idle_batches()
     return make_app(desk or FakeDesk(), options, keys, usage=usage, store=store or mock.Mock(), batches=batches)
 
 
 def idle_batches() -> BatchService:
-    """Return a service that has no batch and no file, and runs none. Its folder is removed with it."""
+    """Return a service that has no batch and no file, and runs none until it serves. Its folder is removed with it."""
     folder = TemporaryDirectory()
 
     async def find_recorded(_: Sequence[str]) -> Collection[str]:

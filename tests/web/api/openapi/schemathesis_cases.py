@@ -4,7 +4,7 @@ Half of them are meant to be allowed by the document and half to be forbidden; a
 must hold: nothing is a 5xx, nothing that the document forbids is served, and every answer is as the document says.
 
 They are sent to a runtime on the fake executor, whose sequences are short; those that add and remove engines to a fake
-desk, where that costs nothing.
+desk, where that costs nothing. Half of those about a batch are about one that exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from quipu.actors.config.declarations import GENERATE, RESPONSES
+from bench.stored_bodies import STORED_BODIES
+from quipu.actors.config.declarations import COMPLETIONS, GENERATE, RESPONSES
 from quipu.actors.response_store.response_store import StoreConfig, open_store
 from quipu.kernels.fake import Dials
 from quipu.web.api.openapi.document import make_document
@@ -39,7 +40,7 @@ from quipu.web.options import AppOptions
 from tests.grammars import EOS
 from tests.kept_forks import kept_forks
 from tests.runtimes import BLOCK, small_runtime
-from tests.web.api.openapi.full_apps import full_app
+from tests.web.api.openapi.full_apps import full_app, idle_batches
 from tests.web.api.openapi.promises import Answer, Promises
 from tests.web.fakes import Client, FakeDesk
 
@@ -50,8 +51,7 @@ VOCABULARY = 4096
 GENERATE_LIMITS = ("max_new_tokens", "min_new_tokens", "n_predict")
 HEAVY = 12
 """How many times more cases a route has that generates, compared with one that only shows something."""
-NOT_RUN = "batches"
-"""Routes of a service that these apps do not run."""
+BATCHES, MESSAGE_BATCHES, FILES = "/v1/batches", "/v1/messages/batches", "/v1/files"
 CHANGES_ENGINES = "/v1/admin"
 """Where engines are added and removed."""
 
@@ -94,14 +94,50 @@ class Report:
 
 
 @attrs.frozen
+class Known:
+    """What exists before requests are drawn."""
+
+    file_id: str
+    batch_ids: Mapping[str, str]
+    """By the path of its API."""
+
+    @classmethod
+    async def make(cls, client: Client) -> Known:
+        """Upload a file and start a batch of each API."""
+        first = STORED_BODIES[BATCHES].made
+        assert first is not None
+        _, file = await client.post(FILES, first.body, first.headers)
+        body = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
+        _, batch = await client.post(BATCHES, body)
+        params = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi."}]}
+        _, messages = await client.post(MESSAGE_BATCHES, {"requests": [{"custom_id": "a", "params": params}]})
+        return cls(file["id"], {BATCHES: batch["id"], MESSAGE_BATCHES: messages["id"]})
+
+    def put_into(self, case: Any) -> None:
+        """Have a request be about it, if it is about a file or a batch."""
+        for path, batch_id in self.batch_ids.items():
+            if case.path.startswith(f"{path}/"):
+                case.path_parameters["batch_id"] = batch_id
+        if case.path.startswith(f"{FILES}/"):
+            case.path_parameters["file_id"] = self.file_id
+        if isinstance(case.body, dict) and isinstance(case.body.get("input_file_id"), str):
+            case.body["input_file_id"] = self.file_id
+            if isinstance(case.body.get("endpoint"), str):
+                case.body["endpoint"] = COMPLETIONS
+
+
+@attrs.frozen
 class Sender:
     """Sends drawn requests, from the thread that draws them."""
 
     promises: Promises
     report: Report
     client: Client
+    known: Known
 
     def send(self, case: Any) -> None:
+        if self.report.num_cases % 2 and case.method != "DELETE":
+            self.known.put_into(case)
         if isinstance(case.body, dict):
             if case.path.startswith(RESPONSES):
                 case.body.setdefault("input", "x")  # which only stored conversations can do without
@@ -180,12 +216,14 @@ async def run(num_cases: int, seed: int = 0, only: str = "") -> Report:
             small_runtime(Dials(step_seconds=0.0), encode_apart=True, **engine) as runtime,
         ):
             options = AppOptions(domain="tenant", heartbeat_s=math.inf, open_admin=True, allow_client_priority=True)
-            desks = (runtime.runtime.desk, FakeDesk())
-            apps = [full_app(None, desk, options, Path(folder), store) for desk in desks]
+            desks, batches = (runtime.runtime.desk, FakeDesk()), idle_batches()
+            apps = [full_app(None, desk, options, Path(folder), store, batches) for desk in desks]
             document = json.loads(json.dumps(make_document(apps[0])))
             promises = Promises(document)
-            senders = [Sender(promises, report, Client(one)) for one in apps]
-            await trio.to_thread.run_sync(_draw_all, document, num_cases, seed, only, senders)
+            async with batches.serving(apps[0]):
+                known = await Known.make(Client(apps[0]))
+                senders = [Sender(promises, report, Client(one), known) for one in apps]
+                await trio.to_thread.run_sync(_draw_all, document, num_cases, seed, only, senders)
     return report
 
 
@@ -195,7 +233,7 @@ def _draw_all(document: Any, num_cases: int, seed: int, only: str, senders: list
     weights = [
         (operation, HEAVY if "requestBody" in operation.definition.raw and is_prompt(operation) else 1)
         for operation in operations
-        if only in operation.path and NOT_RUN not in operation.path
+        if only in operation.path
     ]
     share = num_cases / (len(MODES) * sum(weight for _, weight in weights))
     for operation, weight in weights:
