@@ -19,9 +19,10 @@ import trio
 
 from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
+from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.shared.token_decoding import TokenText
 
-from ..request.errors import APIError, internal
+from ..request.errors import APIError, error_of, internal
 from ..request.tally import Tally
 from ..telemetry.logs import frames_of
 from .content import Content, shown_events
@@ -176,3 +177,26 @@ class StreamWriter(ABC):
     def _end(self, last: bytes) -> None:
         self._sink.push(last)
         self._sink.finish()
+
+
+class AnswerWriter(StreamWriter):
+    """Writes each delta of an answer, and at its end what is known then."""
+
+    def _consume_one(self, event: OutletEvent) -> None:
+        match event:
+            case Delta():
+                self._tally.add(event)
+                self._add(event)
+            case Started():
+                self._tally.start(event)
+            case Closed():
+                error = error_of(event)
+                self._end(self._last(event.record) if error is None else self._failure(error))
+
+    @abstractmethod
+    def _add(self, delta: Delta) -> None:
+        """Push what a delta adds, which the tally has by now."""
+
+    @abstractmethod
+    def _last(self, record: UsageRecord) -> bytes:
+        """Return the last bytes of an answer that has ended well."""

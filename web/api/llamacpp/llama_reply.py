@@ -13,19 +13,19 @@ from typing import Any
 import attrs
 import orjson
 
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
+from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ...http.sse import json_for_line
-from ...request.errors import APIError, error_of
+from ...request.errors import APIError
 from ...request.tally import Tally
 from ..answer import Reply
 from ..openai.chunks import id_pieces
 from ..openai.logprobs import array_pieces, finite
-from ..stream import Stream, StreamWriter, Transcript
+from ..stream import AnswerWriter, Stream, StreamWriter, Transcript
 from ..translated_body import with_foreign
 from .llama_body import SAMPLING, UNLIMITED, LlamaRequest
 
@@ -141,22 +141,11 @@ def _speed(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
     }
 
 
-class LlamaWriter(StreamWriter):
+class LlamaWriter(AnswerWriter):
     def __init__(self, stream: Stream, reply: LlamaReply) -> None:
         super().__init__(stream)
         self._reply = reply
         self._ends: dict[int, Ended] = {}
-
-    def _consume_one(self, event: OutletEvent) -> None:
-        match event:
-            case Delta():
-                self._tally.add(event)
-                self._add(event)
-            case Started():
-                self._tally.start(event)
-            case Closed():
-                error = error_of(event)
-                self._end(self._last(event.record) if error is None else self._failure(error))
 
     def _add(self, delta: Delta) -> None:
         ended = self._ends.setdefault(delta.index, Ended())

@@ -14,19 +14,19 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from quipu.actors.messages.handler import Closed, Delta, OutletEvent, ScoredDelta, Started
+from quipu.actors.messages.handler import Delta, ScoredDelta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken, TokenScores
 from quipu.actors.messages.usage_record import UsageRecord
 
 from ...http.sse import DONE, json_for_line
-from ...request.errors import APIError, error_of
+from ...request.errors import APIError
 from ...request.tally import Tally
 from ..answer import Reply
 from ..generation import GenerationRequest
 from ..openai.chunks import id_pieces
 from ..openai.logprobs import array_pieces, finite
-from ..stream import Stream, StreamWriter, Transcript
+from ..stream import AnswerWriter, Stream, StreamWriter, Transcript
 from ..translated_body import with_foreign
 from .generate_body import REQUEST, Wishes
 
@@ -140,23 +140,12 @@ class _Choice:
         return len(self.text) + len(self.token_ids) + sum(map(len, self.logprobs.values()))
 
 
-class GenerateWriter(StreamWriter):
+class GenerateWriter(AnswerWriter):
     def __init__(self, stream: Stream, reply: GenerateReply) -> None:
         super().__init__(stream)
         self._reply = reply
         self._num_top = reply.wanted.scores.output
         self._choices: dict[int, _Choice] = {}
-
-    def _consume_one(self, event: OutletEvent) -> None:
-        match event:
-            case Delta():
-                self._tally.add(event)
-                self._add(event)
-            case Started():
-                self._tally.start(event)
-            case Closed():
-                error = error_of(event)
-                self._end(DONE if error is None else self._failure(error))
 
     def _add(self, delta: Delta) -> None:
         choice = self._choices.setdefault(delta.index, _Choice())
@@ -191,6 +180,9 @@ class GenerateWriter(StreamWriter):
                 parts += (b',"output_%b":[' % name, choice.logprobs.get(name, b""), b"]")
         tail = b'},"index":%d}\n\n' % index if self._reply.wishes.is_list else b"}}\n\n"
         return b"".join((*parts, tail))
+
+    def _last(self, record: UsageRecord) -> bytes:
+        return DONE
 
     def _failure(self, error: APIError) -> bytes:
         return b"data: " + error.body() + b"\n\n" + DONE

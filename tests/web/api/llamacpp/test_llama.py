@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,43 +12,23 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.prompts import InfillPrompt, TextPrompt, TokenPrompt
-from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.request_desk.health import EngineState, EngineStatus
 from quipu.kernels.fake import Dials
 from quipu.web.app import make_app
-from tests.journals import KeptJournal
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, small_runtime
 from tests.tiny import TINY
 from tests.traps.wire import over_http
 from tests.vocabularies import Vocabulary
+from tests.web.api import foreign_servers
+from tests.web.api.foreign_servers import LETTER_A, serving
 from tests.web.api.openai.test_openai_logprobs import HEL
 from tests.web.api.openapi.full_apps import ADMIN, TENANT, full_app, keyed
 from tests.web.fakes import INFO, STARTED, Client, FakeDesk, failure, record, scripted
 
 PATH = "/completion"
-LETTER_A = 67
+ask, encoded = partial(foreign_servers.ask, PATH), partial(foreign_servers.encoded, PATH)
 LIBRARY = Vocabulary(TINY).library.tokenizer
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Client, KeptJournal]]:
-    journal = KeptJournal()
-    async with small_runtime(Dials(only_token_id=LETTER_A), journal=journal) as runtime:
-        yield over_http(runtime), journal
-        runtime.assert_at_rest()
-
-
-async def ask(client: Client, **fields: Any) -> Any:
-    exchange, answer = await client.post(PATH, fields)
-    assert exchange.status == 200, answer
-    return answer
-
-
-async def encoded(**fields: Any) -> Encode:
-    desk = FakeDesk()
-    await ask(Client(make_app(desk)), **fields)
-    return desk.ticket.encode
 
 
 async def test_whole_answer() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,33 +13,17 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, PromptNumbers, ScoredDelta, Started
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.prompts import TextPrompt, TokenPrompt
-from quipu.actors.messages.tokenizer import Encode
-from quipu.kernels.fake import Dials
 from quipu.web.app import make_app
-from tests.journals import KeptJournal
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, small_runtime
-from tests.traps.wire import over_http
+from tests.runtimes import BLOCK
+from tests.web.api import foreign_servers
+from tests.web.api.foreign_servers import LETTER_A, serving
 from tests.web.api.openai.test_openai_logprobs import END, FIRST, HALF, HEL, PROMPT
 from tests.web.fakes import STARTED, Client, FakeDesk, columns, failure, hello, record, scripted
 
 PATH = "/generate"
-LETTER_A = 67
+ask, encoded = partial(foreign_servers.ask, PATH), partial(foreign_servers.encoded, PATH)
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Client, KeptJournal]]:
-    journal = KeptJournal()
-    async with small_runtime(Dials(only_token_id=LETTER_A), journal=journal) as runtime:
-        yield over_http(runtime), journal
-        runtime.assert_at_rest()
-
-
-async def ask(client: Client, **fields: Any) -> Any:
-    exchange, answer = await client.post(PATH, fields)
-    assert exchange.status == 200, answer
-    return answer
 
 
 async def told(events: Sequence[OutletEvent], **fields: Any) -> Any:
@@ -168,12 +152,6 @@ async def test_lists() -> None:
         answer = await ask(client, **fields)
         assert isinstance(answer, list) == is_list
         assert all(one["text"] == "Hello" for one in (answer if is_list else [answer]))
-
-
-async def encoded(**fields: Any) -> Encode:
-    desk = FakeDesk()
-    await ask(Client(make_app(desk)), **fields)
-    return desk.ticket.encode
 
 
 async def test_what_reaches_the_desk() -> None:
