@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, has_ended, runs, serving
 from tests.e2e.streams import streaming
@@ -52,6 +54,18 @@ def test_stream_exceeds_grace_period(tmp_path: Path) -> None:
             assert stream.done and stream.finish_reason is None
         assert server.process.wait(PATIENCE_S) == 0
         assert has_ended(engine)
+
+
+def test_clients_that_left_are_recorded(tmp_path: Path) -> None:
+    """Requests whose clients leave at the moment of the signal are recorded with what they have computed."""
+    with serving(tmp_path, "--executor", "fake", "--fake-step-seconds", "0.05") as server:
+        with streaming(server, token_prompt("leaves", 40), 4000) as stream:
+            stream.read_some()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
+    (record,) = map(json.loads, ledger(tmp_path, "export", "--format", "jsonl").stdout.splitlines())
+    assert (record["outcome"], record["fault"], record["prompt_tokens"]) == ("cancelled", None, 40)
+    assert ledger(tmp_path, "verify").stdout.startswith("in order: 1 records")
 
 
 def test_second_signal(tmp_path: Path) -> None:

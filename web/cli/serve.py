@@ -22,6 +22,7 @@ from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.fleet.processes.child import kill_children
 from quipu.actors.fleet.processes.log_writer import LogWriter, is_for_people
 from quipu.actors.fleet.supervisor import EngineGivenUp, EngineRefusal
+from quipu.actors.last_records import wait_accounts_closed
 from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import LedgerConfig, LedgerGauges, open_ledger
@@ -226,6 +227,7 @@ async def run_server(
                 url = url_to_open(addresses, serves_ui=options.serves_ui)
                 watching.start_soon(announce, url, runtime.desk.health, log_writer)
                 _calm_collector()
+            await wait_accounts_closed(runtime.entry_store)
         # Only now that all accounts are closed: until then a second signal must kill the server, without a
         # KeyboardInterrupt.
         watching.cancel_scope.cancel()

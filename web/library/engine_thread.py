@@ -4,7 +4,7 @@
 call cancels it, and everything that it holds is released there.
 
 What must always hold: a call's future always ends, also if the thread does; the thread never waits for a caller; when
-`stop` has returned, no process and no task of the engine is left.
+`stop` has returned, no process and no task of the engine is left, and each request has its record.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import attrs
 import structlog
 import trio
 
+from quipu.actors.last_records import wait_accounts_closed
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import open_ledger
 from quipu.actors.wiring import Runtime, split
@@ -137,6 +138,7 @@ class EngineThread:
                     self._nursery.cancel_scope.cancel()
             finally:
                 self._nursery = None
+            await wait_accounts_closed(runtime.entry_store)
 
     async def _watch(self) -> None:
         """Say when the engine is ready."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from quipu import AsyncLLM, EngineError, RequestError, SamplingParams
+from quipu.actors.ledger.reconciling import reconcile
 from tests.web.library.library_metrics import held_in
 
 BACKENDS = ("trio", "asyncio")
@@ -20,10 +22,10 @@ SHORT = SamplingParams(max_tokens=5, temperature=0)
 
 
 @asynccontextmanager
-async def slow_engine() -> AsyncIterator[AsyncLLM]:
+async def slow_engine(**settings: Any) -> AsyncIterator[AsyncLLM]:
     """Open an engine whose steps take long enough to be seen from outside."""
     with anyio.fail_after(60):
-        async with AsyncLLM("demo", executor="fake", fake_step_seconds=0.002) as llm:
+        async with AsyncLLM("demo", executor="fake", fake_step_seconds=0.002, **settings) as llm:
             yield llm
 
 
@@ -133,13 +135,13 @@ def test_cases(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_leaving_the_block(backend: str) -> None:
-    """The end of the block ends what is still running with EngineError, and nobody can ask any more."""
+def test_leaving_the_block(backend: str, tmp_path: Path) -> None:
+    """The end of the block ends what is still running with EngineError, and records it; nobody can ask any more."""
     errors: list[Any] = []
 
     async def run() -> None:
         async with anyio.create_task_group() as group:
-            async with slow_engine() as llm:
+            async with slow_engine(data_dir=tmp_path) as llm:
                 stream = llm.generate("A cord.", LONG)
                 await anext(stream)
 
@@ -156,6 +158,10 @@ def test_leaving_the_block(backend: str) -> None:
 
     anyio.run(run, backend=backend)
     assert len(errors) == 1
+    (account,) = reconcile(data_dir=tmp_path)
+    assert account.agrees and account.num_open == 0
+    counted = {line.name: line.ledger for line in account.lines}
+    assert counted['requests_total{outcome="cancelled"}'] == 1 and counted["generation_tokens_total"] > 0
 
 
 def test_engine_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
