@@ -16,4 +16,5 @@ def test_document_is_true() -> None:
     """Nothing drawn is a 5xx, nothing that the document forbids is served, and it describes every answer."""
     report = trio.run(run, CASES)
     assert report.broken == {}
+    assert {"POST /v1/batches", "GET /v1/messages/batches/{batch_id}/results"} <= report.served_at.keys()
     assert report.num_cases > CASES / 2 and 10 < report.num_served < report.num_allowed < report.num_cases
