@@ -85,12 +85,16 @@ def test_two_engines_divide_the_machine(tmp_path: Path, monkeypatch: pytest.Monk
         assert first | second == everything
         assert [threads_of(pids[0]), threads_of(pids[1])] == [len(first), len(second)]
         assert cpus_of(server.pid) == everything, "the web process is not pinned"
+        eventually(lambda: len(last_ready(server)) == 2, "both are logged")
         found = last_ready(server)
         held = sum(its["weights_bytes"] + its["kv_cache_bytes"] + its["workspace_bytes"] for its in found.values())
         assert budget / 2 < held <= budget
         assert found[0]["kv_cache_bytes"] == pytest.approx(found[1]["kv_cache_bytes"], rel=0.1)
-        endpoints = {record["endpoint"] for record in server.events("kv_events.open")}
-        assert endpoints == {f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/events_dp1"}
+        wanted = {f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/events_dp1"}
+        eventually(
+            lambda: {record["endpoint"] for record in server.events("kv_events.open")} == wanted,
+            "both have logged their addresses",
+        )
         assert server.complete(PROMPT).status_code == 200
 
         os.kill(pids[1], signal.SIGKILL)

@@ -28,7 +28,7 @@ def test_slow_posts_exhaust_descriptors(tmp_path: Path) -> None:
         for _ in range(5):
             assert server.get("/health").status_code == 200
         assert "Traceback" not in server.log_text
-        assert len(server.events("connections.no_file_descriptors")) == 1
+        assert len(eventually(lambda: server.events("connections.no_file_descriptors"), "it is logged")) == 1
         stack.close()
         assert server.complete("Hello.").status_code == 200
 

@@ -24,7 +24,7 @@ def test_subscriber_follows_cache(tmp_path: Path) -> None:
     flag = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": live, "replay_endpoint": replay}
     folder = tmp_path / "server"
     with serving(folder, "--executor", "fake", "--kv-events-config", json.dumps(flag)) as server:
-        (opened,) = server.events("kv_events.open")
+        (opened,) = eventually(lambda: server.events("kv_events.open"), "it is logged")
         assert (opened["endpoint"], opened["replay_endpoint"], opened["level"]) == (live, replay, "info")
         assert server.get("/server_info").json()["settings"]["kv_events_endpoint"] == live
         with closing(Subscriber(live, replay, BLOCK)) as subscriber:

@@ -152,6 +152,7 @@ def test_many_rejected_requests(tmp_path: Path) -> None:
         assert server.get(f"/v1/usage/{refused.headers['X-Quipu-Request-Id']}").status_code == 404
         live = ledger(tmp_path, "reconcile", "--metrics-url", f"{server.url}/metrics")
         assert live.returncode == 0 and "25 refused requests were counted and not written" in live.stdout
+        eventually(lambda: server.events("ledger.refusals_suppressed"), "it is logged")
         assert server.log_text.count("ledger.refusals_suppressed") == 1
     assert ledger(tmp_path, "verify").stdout == "in order: 6 records of 1 server starts\n"
     (account,) = json.loads(ledger(tmp_path, "reconcile", "--json").stdout)
@@ -208,7 +209,8 @@ def test_postgres_outage(postgres: Postgres, tmp_path: Path) -> None:
             seen |= {ask(server, f"back {i}") for i in range(5)}
             eventually(lambda: server.metrics()["ledger_unloaded_bytes"] == 0, "all entries are loaded")
             assert PASSWORD not in server.log_text and PASSWORD not in server.get("/server_info").text
-            assert server.events("ledger.database_away") and server.events("ledger.database_back")
+            for event in ("ledger.database_away", "ledger.database_back"):
+                eventually(lambda event=event: server.events(event), f"{event} is logged")
     finally:
         del os.environ["QUIPU_LEDGER_URL"]
     with open_reader(url=url) as reader:

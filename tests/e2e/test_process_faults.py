@@ -104,7 +104,7 @@ def test_engine_killed(tmp_path: Path) -> None:
                 assert stream.error is None and stream.done and stream.text == expected_text(prompt, num_tokens)
             assert whole.result().json()["choices"][0]["text"] == expected_text(token_prompt("whole", 30), num_tokens)
         assert "Retry-After" in health.headers and health.json()["state"] == "restarting"
-        (death,) = server.events("engine.died")
+        (death,) = eventually(lambda: server.events("engine.died"), "the death is logged")
         assert "SIGKILL" in death["reason"]
         assert ready.json()["detail"] in {CLOSED, death["reason"]}  # how it ended is known a moment later
         metrics = server.wait_at_rest()  # must hold even before another request updates the gauges

@@ -51,7 +51,7 @@ def test_sized_from_bytes(tmp_path: Path) -> None:
         assert engine["weights_bytes"] > (TINY / "model.safetensors").stat().st_size * 0.99
         # this backend has nothing faster than strict, and reports what it runs
         assert (engine["determinism"], info["settings"]["determinism"]) == ("strict", "fast")
-        (ready,) = server.events("engine.ready")
+        (ready,) = eventually(lambda: server.events("engine.ready"), "it is logged")
         assert {name: ready[name] for name in engine} == engine
         assert (ready["num_tokens"], ready["max_concurrency"]) == (num_tokens, 1.0)
         assert server.metrics()['kv_blocks{state="free"}'] == num_blocks - 1
@@ -83,7 +83,7 @@ def test_kv_cache_in_8_bits(tmp_path: Path) -> None:
             "int8",
             "int8",
         )
-        (ready,) = server.events("engine.ready")
+        (ready,) = eventually(lambda: server.events("engine.ready"), "it is logged")
         assert ready["kv_cache_dtype"] == "int8"
         cold, warm = (server.complete(list(range(300, 400)), 8).json() for _ in range(2))
         assert cold["choices"] == warm["choices"]

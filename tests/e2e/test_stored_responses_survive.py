@@ -49,7 +49,8 @@ def test_restart_and_kill(tmp_path: Path) -> None:
         name = lost["id"].removeprefix("resp_")
         record = eventually(lambda: _found(server, name), "its record is in the ledger")
         assert record["outcome"] == "failed" and record["fault"] == "recovered"
-        assert (server.events("response_store.recovered")[0]["num_responses"]) == 1
+        (recovered,) = eventually(lambda: server.events("response_store.recovered"), "it is logged")
+        assert recovered["num_responses"] == 1
         chained = create(server, previous_response_id=kept["id"], input="And then?")
         assert chained["usage"]["input_tokens"] > kept["usage"]["input_tokens"]
         running = create(server, background=True, max_output_tokens=20)
