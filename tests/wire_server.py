@@ -19,6 +19,7 @@ import msgspec
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
+from quipu.web.auth.sealed_texts import KEY_NAME
 from tests.e2e.collector import collecting
 from tests.e2e.servers import BLOCK, PATIENCE_S, Server, eventually, serving
 
@@ -300,8 +301,8 @@ def _ledger(home: Path, ledger: Path, main: Main) -> Names:
     """Return the columns of its tables and exports, and the keys of its entries."""
     names: Names = {}
     for path in sorted(ledger.rglob("*")):
-        if "batches" in path.parts:
-            continue  # what clients have uploaded
+        if "batches" in path.parts or path.name == KEY_NAME:
+            continue  # what clients have uploaded, and random bytes
         if path.is_file() and path.read_bytes()[:15] == b"SQLite format 3":
             with sqlite3.connect(path) as database:
                 for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():

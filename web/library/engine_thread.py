@@ -131,13 +131,14 @@ class EngineThread:
             if ledger is not None:
                 ledger.counters = lambda: parse_metrics(runtime.metrics.render().decode())
             self._runtime = runtime
-            try:
-                async with trio.open_nursery() as self._nursery:
-                    self._nursery.start_soon(self._watch)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._watch)
+                try:
                     await self._stopping.wait()
-                    self._nursery.cancel_scope.cancel()
-            finally:
-                self._nursery = None
+                finally:
+                    self._nursery = None  # before it closes: who began a task in it then would end the whole run
+                nursery.cancel_scope.cancel()
             await wait_accounts_closed(runtime.entry_store)
 
     async def _watch(self) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from quipu import LLM, EngineError, RequestError, SamplingParams
 from quipu.actors.ledger.reading import open_reader
 from quipu.actors.ledger.reconciling import reconcile
 from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.actors.wiring import Runtime
+from quipu.web.library.engine_thread import EngineThread
+from quipu.web.library.model_settings import resolve_settings
 from tests.e2e.servers import eventually
+from tests.processes import PATIENCE_S
 from tests.web.library.library_metrics import held_in
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
@@ -51,6 +58,25 @@ def test_outputs_are_in_order(llm: LLM) -> None:
     for output, prompt, param in zip(outputs, prompts, params, strict=True):
         assert output.finished and output.usage is not None and output.outputs[0].finish_reason == "length"
         assert (output.usage.prompt_tokens, output.usage.completion_tokens) == (len(prompt), param.max_tokens)
+
+
+def test_calls_while_the_engine_stops() -> None:
+    """Whatever is asked for at any moment of the end is told that the engine was stopped."""
+    thread = EngineThread(resolve_settings("demo", {"executor": "fake"}))
+    thread.start()
+    thread.ready.result(PATIENCE_S)
+
+    async def wait(_: Runtime) -> None:
+        await trio.sleep_forever()
+
+    stopping = threading.Thread(target=thread.stop)
+    calls = [thread.submit(wait)]
+    stopping.start()
+    while stopping.is_alive():
+        calls.append(thread.submit(wait))
+        time.sleep(0)
+    calls.append(thread.submit(wait))
+    assert {str(call.future.exception(PATIENCE_S)) for call in calls} == {"the engine was stopped"}
 
 
 def test_one_prompt(llm: LLM) -> None:
