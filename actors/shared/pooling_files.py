@@ -85,7 +85,7 @@ def read_vector_files(folder: Path, wanted: str) -> VectorFiles:
     return VectorFiles(
         task=task,
         pooling=_read_pooling(folder, modules, has_prompt=bool(prompt)) if modules else LAST_TOKEN,
-        num_dimensions=int(config.get("hidden_size") or 0),
+        num_dimensions=size if isinstance(size := config.get("hidden_size"), int) else 0,
         dimensions=_matryoshka(config),
         default_prompt=prompt,
     )
@@ -98,7 +98,8 @@ def _made_for(modules: Mapping[str, str], config: Mapping[str, Any]) -> Task:
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
-    return [str(name) for name in config.get("architectures") or ()]
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []  # who loads the model refuses another value
 
 
 def _is_classifier(modules: Mapping[str, str], config: Mapping[str, Any]) -> bool:

@@ -79,15 +79,16 @@ def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Famil
     `Qwen3ForSequenceClassification`. A reranker that vLLM would make a classifier of (`is_original_qwen3_reranker`) has
     the weights of the model that generates.
     """
-    architectures = config_json.get("architectures") or []
+    listed = config_json.get("architectures")
+    architectures = [str(name) for name in listed] if isinstance(listed, list) else []
     for architecture in architectures:
         if headless or config_json.get("is_original_qwen3_reranker"):
-            architecture = str(architecture).replace("ForSequenceClassification", "ForCausalLM")
-        if headless and str(architecture).endswith("Model"):
-            architecture = str(architecture).removesuffix("Model") + "ForCausalLM"
+            architecture = architecture.replace("ForSequenceClassification", "ForCausalLM")
+        if headless and architecture.endswith("Model"):
+            architecture = architecture.removesuffix("Model") + "ForCausalLM"
         if architecture in FAMILIES:
             return FAMILIES[architecture]
-    named = ", ".join(map(str, architectures)) or "config.json names none"
+    named = ", ".join(architectures) or "config.json names none"
     raise ValueError(
         f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}; where vLLM is installed, "
         f"--executor vllm serves most others (docs/operate/executors.md)"

@@ -12,6 +12,7 @@ import pytest
 from quipu.actors.config.pooling_config import PoolingType, Task
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.shared.pooling_files import VectorFiles, read_vector_files
+from quipu.kernels.models.families import find_family
 from quipu.web.cli.serve_flags import add_serve_flags
 from quipu.web.cli.settings import resolve_config
 
@@ -97,6 +98,17 @@ def test_classifiers(tmp_path: Path) -> None:
         assert (files.task, files.pooling.is_classifier, files.has_pair_template) == (Task.SCORE, True, bool(template))
     (tmp_path / "sentence_bert_config.json").unlink()
     assert not read(tmp_path, "embed", config=LLAMA).pooling.is_classifier
+
+
+@pytest.mark.parametrize("architectures", [True, 7, "Qwen3ForSequenceClassification", {"a": 1}, [[1]], [None], None])
+def test_architectures_that_are_no_names(tmp_path: Path, architectures: Any) -> None:
+    """They make a checkpoint no classifier, and no family has it."""
+    config = {"architectures": architectures, "hidden_size": "8"}
+    assert read(tmp_path, config=config).task is Task.GENERATE
+    assert read(tmp_path, "embed", config=config).num_dimensions == 0
+    for headless in (False, True):
+        with pytest.raises(ValueError, match="unsupported architecture"):
+            find_family(config, headless=headless)
 
 
 def test_dimensions_and_prompt(tmp_path: Path) -> None:
