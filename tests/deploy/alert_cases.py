@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import yaml  # type: ignore[import-untyped]  # it has no types
+import yaml
 
 from tests.deploy.rules import RULES, read_rules
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 import jsonschema
-import yaml  # type: ignore[import-untyped]  # it has no types
+import yaml
 
 from tests.deploy.checks import CannotRun, Failed, program, run
 from tests.deploy.watching import python_with_schemas

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml  # type: ignore[import-untyped]  # it has no types
+import yaml
 
 import quipu
 from tests.deploy.containers import CHART, COMPOSE, DOCKERFILE, IGNORED, ROOT, VALUES, merged, read_stages

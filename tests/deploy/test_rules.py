@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # it has no types
+import yaml
 
 from tests.deploy.alert_cases import CASES
 from tests.deploy.exported import wrong_names

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml  # type: ignore[import-untyped]  # it has no types
+import yaml
 
 from tests.deploy.alert_cases import CASES, promtool_tests, rules_without_annotations
 from tests.deploy.checks import CannotRun, Failed, program, run, running

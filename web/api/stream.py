@@ -152,8 +152,8 @@ class StreamWriter(ABC):
         """Push the bytes of one event, and `_end` with the last one. Updates the tally."""
 
     @abstractmethod
-    def _failure(self, error: APIError) -> bytes:
-        """Return the last bytes of a stream whose request has failed."""
+    def _fail(self, error: APIError) -> None:
+        """End the stream of a request that has failed."""
 
     def _push_slowly(self, chunks: Iterator[bytes]) -> None:
         """Push chunks, each made when the client has read those before it."""
@@ -170,9 +170,6 @@ class StreamWriter(ABC):
         # The caller serves every request: an error in this one must not affect the others.
         self._fail(internal())
         self._log.error("stream.crashed", error_type=type(error).__name__, frames=frames_of(error))
-
-    def _fail(self, error: APIError) -> None:
-        self._end(self._failure(error))
 
     def _end(self, last: bytes) -> None:
         self._sink.push(last)
@@ -191,7 +188,10 @@ class AnswerWriter(StreamWriter):
                 self._tally.start(event)
             case Closed():
                 error = error_of(event)
-                self._end(self._last(event.record) if error is None else self._failure(error))
+                if error is None:
+                    self._end(self._last(event.record))
+                else:
+                    self._fail(error)
 
     @abstractmethod
     def _add(self, delta: Delta) -> None:

@@ -146,7 +146,7 @@ class MessageWriter(StreamWriter):
     def _close(self, closed: Closed) -> None:
         error = error_of(closed)
         if error is not None:
-            self._end(self._failure(error))
+            self._fail(error)
             return
         opening = b"" if self._begun else self._opening()
         ending = _ending(self._reason, self._stop_match, has_call=self._blocks.has_complete_call)
@@ -154,5 +154,5 @@ class MessageWriter(StreamWriter):
         blocks = b"" if self._wanted.is_prewarm else self._blocks.end()
         self._end(opening + blocks + _event("message_delta", delta=delta, usage=_usage(closed.record)) + _STOP)
 
-    def _failure(self, error: APIError) -> bytes:
-        return b"event: error\ndata: " + error.anthropic_body(self._request_id) + b"\n\n"
+    def _fail(self, error: APIError) -> None:
+        self._end(b"event: error\ndata: " + error.anthropic_body(self._request_id) + b"\n\n")

@@ -176,8 +176,8 @@ class LlamaWriter(AnswerWriter):
             _event(empty | self._reply.last_fields(self._tally, index, ended, record)) for index, ended in ends
         )
 
-    def _failure(self, error: APIError) -> bytes:
-        return b"data: " + error.body() + b"\n\n"
+    def _fail(self, error: APIError) -> None:
+        self._end(b"data: " + error.body() + b"\n\n")
 
 
 def _event(told: dict[str, Any]) -> bytes:

@@ -128,7 +128,7 @@ class ChunkWriter(StreamWriter):
     def _close(self, closed: Closed) -> None:
         error = error_of(closed)
         if error is not None:
-            self._end(self._failure(error))
+            self._fail(error)
             return
         if not self._delivery.include_usage:
             self._end(DONE)
@@ -136,9 +136,9 @@ class ChunkWriter(StreamWriter):
         usage = openai_usage(closed.record, with_tiers=self._delivery.with_tiers)
         self._end(self._no_choice_head + b',"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE)
 
-    def _failure(self, error: APIError) -> bytes:
+    def _fail(self, error: APIError) -> None:
         # Clients stop reading at [DONE], even after an error.
-        return b"data: " + error.body() + b"\n\n" + DONE
+        self._end(b"data: " + error.body() + b"\n\n" + DONE)
 
     def _told_tail(self, delta: Delta, finish_reason: str | None) -> bytes:
         """Return `_tail` with the logprobs and token ids that the client asked for."""

@@ -203,8 +203,10 @@ class PassedOn(StreamWriter):
         error = error_of(event)
         if error is None:
             self._end(self.last)
+        elif self.last:
+            self._end(self.last + DONE)
         else:
-            self._end(self.last + DONE if self.last else self._failure(error))
+            self._fail(error)
 
-    def _failure(self, error: APIError) -> bytes:
-        return b"data: " + error.body() + b"\n\n" + DONE
+    def _fail(self, error: APIError) -> None:
+        self._end(b"data: " + error.body() + b"\n\n" + DONE)

@@ -121,9 +121,6 @@ class ResponseWriter(StreamWriter):
     def _fail(self, error: APIError) -> None:
         self._finish(*self._failing(error))
 
-    def _failure(self, error: APIError) -> bytes:
-        raise NotImplementedError("a response that fails ends in pieces")
-
     def _last(self, name: str, response: dict[str, Any], *, is_whole: bool) -> Iterator[bytes]:
         content = self._items.content
         items = self._output_items.output(content, is_whole=is_whole) if content.blocks else ()

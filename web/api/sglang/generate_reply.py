@@ -184,8 +184,8 @@ class GenerateWriter(AnswerWriter):
     def _last(self, record: UsageRecord) -> bytes:
         return DONE
 
-    def _failure(self, error: APIError) -> bytes:
-        return b"data: " + error.body() + b"\n\n" + DONE
+    def _fail(self, error: APIError) -> None:
+        self._end(b"data: " + error.body() + b"\n\n" + DONE)
 
 
 def _extend(array: bytearray, values: tuple[Any, ...]) -> None:
