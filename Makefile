@@ -13,6 +13,7 @@ TRITON_VENV := .venv-triton
 WHEELS := .wheels
 VLLM_VENV := .venv-vllm
 DEPLOY_VENV := .venv-deploy
+RELEASE_VENV := .venv-release
 GPU_PYTHON ?= python3
 TORCH := 2.13.0
 TRITON := 3.9.0
@@ -25,7 +26,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help news install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -210,6 +211,15 @@ $(SCHEMAS)/installed: bench/peers/schemas.txt $(VENV)/installed
 	@$(BIN)/python -m pip --disable-pip-version-check --quiet download --no-deps --no-binary jsonschema \
 		--dest $(SCHEMAS) jsonschema==$(SUITE)
 	@tar -xzf $(SCHEMAS)/jsonschema-$(SUITE).tar.gz -C $(SCHEMAS) jsonschema-$(SUITE)/json
+	@touch $@
+
+news: $(RELEASE_VENV)/installed ## show what `changes/` would add to CHANGELOG.md
+	@$(RELEASE_VENV)/bin/towncrier build --draft --version next
+
+$(RELEASE_VENV)/installed: scripts/release.txt
+	@echo "installing what builds and checks releases into $(RELEASE_VENV)"
+	@$(PYTHON) -m venv $(RELEASE_VENV)
+	@$(RELEASE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
 	@touch $@
 
 dist: install-test ## build wheel and sdist in dist/
