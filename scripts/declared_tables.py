@@ -78,11 +78,11 @@ def fields_tables() -> str:
     ]
     return "\n".join(
         (
-            "### Refused: they would change the answer\n",
+            "## Refused: they would change the answer\n",
             _table(("field", "of", "accepted", "use instead, on chat and completions"), refused),
-            "### Ignored: they change no answer\n",
+            "## Ignored: they change no answer\n",
             _table(("field", "of", "not named in the header"), harmless),
-            "### Read\n",
+            "## Read\n",
             _table(("field", *(f"`{path}`" for path in _ENDPOINTS), "values"), _read_rows()),
         )
     )
