@@ -26,7 +26,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help news install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help news release test-release wheels install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -222,8 +222,18 @@ $(RELEASE_VENV)/installed: scripts/release.txt
 	@$(RELEASE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
 	@touch $@
 
-dist: install-test ## build wheel and sdist in dist/
-	$(BIN)/python -m build --outdir dist .
+dist: $(RELEASE_VENV)/installed ## build the sdist and a wheel for this machine in dist/, and check them
+	@$(RELEASE_VENV)/bin/python -m scripts.build_dist
+
+release: $(RELEASE_VENV)/installed ## make a release, all but publishing it (VERSION=0.2.0; docs/internals/releasing.md)
+	@$(RELEASE_VENV)/bin/python -m scripts.release $(VERSION) $(ARGS)
+
+test-release: $(RELEASE_VENV)/installed ## make a release in a temporary clone, and check its sdist, wheel and news
+	@$(RELEASE_VENV)/bin/python -m scripts.release --dry-run $(or $(VERSION),99.0.0)
+
+wheels: $(RELEASE_VENV)/installed ## build the wheels that are published, from dist/'s sdist, in containers (needs Docker)
+	@$(RELEASE_VENV)/bin/cibuildwheel --platform linux --output-dir dist dist/quipu_llm-*.tar.gz
+	@$(RELEASE_VENV)/bin/python scripts/check_wheel.py dist/*manylinux_2_28*.whl
 
 clean: ## remove build outputs and the virtual environment
 	rm -rf $(VENV) build dist src/*.egg-info
