@@ -74,20 +74,25 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_contents(distribution: Path) -> None:
-    """The wheel has every module, the demo model and the licence, and no tests or benchmarks."""
+    """The wheel has every file of the product as it is, the demo model and all licences, no tests or benchmarks."""
     (wheel,) = distribution.glob("quipu_llm-*.whl")
     (sdist,) = distribution.glob("quipu_llm-*.tar.gz")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    names = set(archive.namelist())
     for folder in ("actors", "kernels", "web"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
-                assert f"quipu/{path.relative_to(ROOT)}" in names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+                name = f"quipu/{path.relative_to(ROOT)}"
+                assert name in names
+                assert path.suffix == ".so" or archive.read(name) == path.read_bytes(), name
+    licences = {name.partition(".dist-info/licenses/")[2] for name in names} - {""}
+    vendored = (ROOT / "web" / "ui" / "static" / "vendor").glob("*.LICENSE.txt")
+    assert licences - {"web/"} >= {"LICENSE", *(str(path.relative_to(ROOT)) for path in vendored)}
     assert {name.split("/")[0].split("-")[0] for name in names} == {"quipu", "quipu_llm"}
     assert {f"quipu/kernels/demo/checkpoint/{path.name}" for path in DEMO.iterdir()} <= names
     assert sum(info.file_size for info in zipfile.ZipFile(wheel).infolist() if "/demo/" in info.filename) <= 12_000_000
-    with tarfile.open(sdist) as archive:
-        assert any(name.endswith("/actors/wiring.py") for name in archive.getnames())
+    with tarfile.open(sdist) as packed:
+        assert any(name.endswith("/actors/wiring.py") for name in packed.getnames())
 
 
 def test_wheel_has_kernels(distribution: Path) -> None:

@@ -21,7 +21,7 @@ WHOLE = {NATIVE, "quipu/__init__.py", *LIBRARIES}
 
 @pytest.mark.parametrize(("name", "members"), [(X86, WHOLE), (ARM, WHOLE - LIBRARIES)])
 def test_whole_wheels_pass(name: str, members: set[str]) -> None:
-    """A wheel for x86-64 has the kernels of every instruction set, one for arm64 has none; both have the module in C."""
+    """A wheel for x86-64 has the kernels of every instruction set, one for arm64 has none; both have the C module."""
     assert list(faults(name, members, METADATA)) == []
 
 
