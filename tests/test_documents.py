@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "bench/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md", "changes/README.md", ".github/*.md")
     for path in ROOT.glob(pattern)
 )
 FAULTS = "docs/internals/faults.md"

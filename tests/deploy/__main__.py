@@ -1,11 +1,10 @@
-"""Check what is in `deploy/` with the programs that read it: `python -m tests.deploy [--only NAME]`.
+"""Check what is in `deploy/` and `.github/` with the programs that read it: `python -m tests.deploy [--only NAME]`.
 
-    apt-get install --no-install-recommends prometheus nginx haproxy curl \
-        golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev
+    apt-get install --no-install-recommends $(make -s deploy-packages)
 
-`make test-deploy` runs this; it needs these packages, and schemas in `.venv-deploy`. Prints a line for each check; the
-exit code is 1 if one of them failed or could not be run. The Dockerfile's check compiles all kernels, and installs
-torch: it takes minutes.
+`make test-deploy` runs this; it needs these packages, and schemas and linters in `.venv-deploy`. Prints a line for
+each check; the exit code is 1 if one of them failed or could not be run. The Dockerfile's check compiles all kernels,
+and installs torch: it takes minutes.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.deploy.containers import check_compose, check_dockerfile, check_helm
+from tests.deploy.github import check_forms, check_workflows
 from tests.deploy.proxies import check_haproxy, check_nginx
 from tests.deploy.watching import check_grafana_schema, check_rules, check_with_prometheus
 
@@ -29,6 +29,8 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "HAProxy": check_haproxy,
     "compose.yaml": check_compose,
     "Helm chart": check_helm,
+    "workflows": check_workflows,
+    "issue forms": check_forms,
     "Dockerfile": check_dockerfile,
 }
 """Each is given an empty folder, returns a summary, and raises what went wrong."""

@@ -1,13 +1,16 @@
 """Install quipu into clean environments; serve and chat in each: `python -m tests.installs [--only 3.13]`.
 
-Several Pythons and pips, a checkout and a wheel, the newest and the oldest dependencies within the bounds. In each the
-demo model is served, both official clients ask the same question twice, the second time from the cache, and SIGTERM
-ends the server with 0. Prints a line for each; the exit code is 1 if one of them failed or could not be tried.
+Several Pythons and pips, a checkout and a wheel, uvx and pipx, the newest and the oldest dependencies within bounds. In
+each the demo model is served, both official clients ask the same question twice, the second time from the cache, and
+SIGTERM ends the server with 0. Wheels run without a compiler. For the Pythons and machines that are not here, only the
+dependencies are resolved. Prints a line for each; the exit code is 1 if one of them failed or could not be tried.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +22,22 @@ import anthropic
 import openai
 
 from tests.e2e import servers
-from tests.installs.environments import ENVIRONMENTS, ROOT, CannotInstall, Environment, find_python, install
+from tests.installs.environments import (
+    CHECKOUT,
+    ENVIRONMENTS,
+    ROOT,
+    TOOLS,
+    CannotInstall,
+    Environment,
+    find_python,
+    install,
+    pip_environment,
+    serving_index,
+)
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64-manylinux_2_31", "aarch64-manylinux_2_31")
+"""The oldest glibc that all dependencies have wheels for."""
 
 TEXT = " ".join(("Otto keeps an owl.", "The river passed the old mill.", "Mira lives in Ashford.") * 5)
 SYSTEM = f"Answer questions about this text.\n\n{TEXT}"
@@ -27,10 +45,35 @@ QUESTION = "Where does Mira live?"
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel of this checkout."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Build the wheel of this checkout, as for a release."""
+    command = [str(TOOLS / "python"), "-m", "scripts.build_dist", "--out", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return next(folder.glob("*.whl"))
+
+
+def resolve(python: str, machine: str) -> str:
+    """Resolve all dependencies for a Python and a machine, none of which need be here; return a summary."""
+    command = [str(TOOLS / "uv"), "--no-config", "--quiet", "pip", "compile", "--only-binary", ":all:", "--no-annotate"]
+    command += ["--no-header", "--python-version", python, "--python-platform", machine, str(ROOT / "pyproject.toml")]
+    done = subprocess.run(command, env=pip_environment(is_plain=True), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotInstall(done.stderr[-1500:])
+    found = done.stdout.splitlines()
+    torch = next(line for line in found if line.startswith("torch=="))
+    return f"{len(found)} packages, {torch}, {'with' if 'nvidia' in done.stdout else 'without'} CUDA; not run"
+
+
+def openmp_runtimes(folder: Path) -> set[str]:
+    """Return the OpenMP runtimes in the processes that have loaded kernels from `folder`."""
+    found: set[str] = set()
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            files = set(re.findall(r"/\S+", path.read_text()))
+        except OSError:
+            continue
+        if any(file.startswith(str(folder)) and "/quipu-cpu-" in file for file in files):
+            found |= {file for file in files if "libgomp" in file}
+    return found
 
 
 def chat(url: str) -> list[int]:
@@ -66,11 +109,16 @@ def try_one(environment: Environment, wheel: Path, folder: Path) -> str:
     if python is None:
         raise CannotInstall(f"not run: there is no Python {environment.python}")
     begun = time.monotonic()
-    command, printed = install(environment, python, wheel, folder / "installed")
-    took = time.monotonic() - begun
-    servers.NAMED = str(command)
-    with servers.serving(folder / "served", "demo") as server:
-        cached = chat(server.url)
+    (folder / "index").mkdir()
+    with serving_index(folder / "index") as index:
+        command, printed = install(environment, python, wheel, folder / "installed", index)
+        took = time.monotonic() - begun
+        servers.NAMED = str(command)
+        with servers.serving(folder / "served", "demo") as server:
+            cached = chat(server.url)
+            runtimes = openmp_runtimes(folder)
+    if environment.what != CHECKOUT and not (len(runtimes) == 1 and "/torch" in min(runtimes)):
+        raise AssertionError(f"the kernels of the wheel do not share torch's OpenMP: {runtimes}")
     if cached[0] != 0 or not all(cached[1:]):
         raise AssertionError(f"cached tokens: {cached}")
     said = next((line for line in printed.splitlines() if line.startswith("torch ")), "")
@@ -80,13 +128,22 @@ def try_one(environment: Environment, wheel: Path, folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="try only environments whose name has this text")
-    only = parser.parse_args().only
+    parser.add_argument("--wheel", type=Path, help="a wheel that is there already (default: one is built)")
+    arguments = parser.parse_args()
+    only = arguments.only
     num_bad = 0
+    for python, machine in itertools.product(PYTHONS, MACHINES):
+        name = f"Python {python}, {machine}, resolution"
+        if only in name:
+            try:
+                print(f"ok    {name}: {resolve(python, machine)}", flush=True)
+            except CannotInstall as error:
+                num_bad += 1
+                print(f"FAIL  {name}: {error}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        wheel = build_wheel(Path(folder))
-        for environment in ENVIRONMENTS:
-            if only not in environment.name:
-                continue
+        chosen = [environment for environment in ENVIRONMENTS if only in environment.name]
+        wheel = arguments.wheel.resolve() if arguments.wheel else build_wheel(Path(folder)) if chosen else Path()
+        for environment in chosen:
             place = Path(folder) / "environment"
             place.mkdir()
             try:
