@@ -1,7 +1,8 @@
-"""Flags of `vllm serve` and SGLang's `launch_server` that `quipu serve` does not have, and what to do instead.
+"""Flags of vLLM, SGLang and llama.cpp's server that `quipu serve` does not have, and what to do instead.
 
-Used by `one_line_parser.py`. What must always hold: a flag that `quipu serve` has is not in here, and what is advised
-exists (`tests/web/cli/test_foreign_flags.py`).
+Used by `one_line_parser.py`. What must always hold: a flag that `quipu serve` has is not in here, what is advised
+exists (`tests/web/cli/test_foreign_flags.py`), and the pages for those who come from these servers say the same
+(`tests/test_migration_pages.py`).
 """
 
 from __future__ import annotations
@@ -15,22 +16,49 @@ def _by_flag(advice: dict[str, str]) -> dict[str, str]:
 
 USE: Final = _by_flag(
     {
+        "--admin-api-key": "use --admin-key instead",
         "--api-keys": "use --api-key instead",
+        "--alias -a": "use --served-model-name instead",
+        "--api-key-file": "use --key-file instead; `quipu keys new` writes its entries",
+        "--batch-size --ubatch-size -b -ub": "use --max-num-batched-tokens instead",
+        "--cache-ram -cram": "use --kv-host-memory instead",
+        "--cache-type-k --cache-type-v -ctk -ctv": "use --kv-cache-dtype instead",
         "--chunked-prefill-size --max-prefill-tokens": "use --max-num-batched-tokens instead",
         "--context-length": "use --max-model-len instead",
+        "--ctx-size -c": "use --max-model-len instead, the length of each sequence",
+        "--cors-origins": "use --allowed-origins instead",
+        "--disaggregation-mode --kv-transfer-config": "use --engines prefill:N,decode:M instead",
+        "--embedding --embeddings --pooling --rerank --reranking": "use --task instead",
+        "--enable-hierarchical-cache --hicache-ratio --hicache-size": "use --kv-host-memory instead",
+        "--kv-offloading-size --kv-offloading-backend": "use --kv-host-memory instead",
+        "--hicache-storage-backend": "use --kv-disk or --kv-remote instead",
+        "--enable-priority-scheduling": "use --scheduling-policy priority instead",
+        "--enable-trace": "use --otlp-traces-endpoint instead",
+        "--file-storage-path": "use --data-dir instead",
+        "--hf-repo -hf -hfr": "use --model owner/name, or owner/name:Q4_K_M for GGUF, instead",
+        "-m": "name the model without a flag, or use --model instead",
         "--cors-allowed-origins": "use --allowed-origins instead",
         "--data-parallel-size --dp --dp-size": "use --engines instead",
         "--grammar-backend": "use --max-grammar-bytes and --grammar-timeout, the limits of grammars instead",
         "--load-balance-method": "use --routing instead",
         "--max-running-requests": "use --max-num-seqs instead",
+        "--max-total-tokens": "use --kv-cache-memory or --num-blocks instead",
+        "--nnodes --node-rank --dist-init-addr": "use --engines ray:N instead",
+        "--no-webui": "use --no-ui instead",
+        "--parallel -np": "use --max-num-seqs instead",
+        "--reasoning-format": "use --reasoning-parser instead",
+        "--sampling-defaults": "use --generation-config instead",
+        "--threads-batch -t -tb": "use --threads instead",
+        "--timeout -to": "use --request-timeout instead",
         "--mem-fraction-static": "use --gpu-memory-utilization instead",
         "--page-size": "use --block-size instead",
-        "--lora-paths": "use --lora-modules NAME=FOLDER instead",
-        "--max-loras-per-batch": "use --max-loras instead",
+        "--lora-paths --lora": "use --lora-modules NAME=FOLDER instead",
+        "--max-loras-per-batch --max-loaded-loras": "use --max-loras instead",
         "--tp --tp-size": "use --tensor-parallel-size instead",
         "--schedule-policy": "use --scheduling-policy instead",
         "--uvicorn-log-level": "use --log-level instead",
-        "--max-queued-requests": "use --max-waiting-requests instead",
+        "--max-queued-requests --max-num-queued-reqs": "use --max-waiting-requests instead",
+        "--max-num-queued-tokens": "use --max-waiting-tokens instead",
         "--watchdog-timeout": "use --step-timeout instead",
         "--enable-deterministic-inference": "use --determinism instead",
         "--disable-cuda-graph": "use --enforce-eager instead",
@@ -40,13 +68,20 @@ USE: Final = _by_flag(
 )
 NEEDLESS: Final = _by_flag(
     {
+        "--cache-prompt": "prompts are cached unless --no-enable-prefix-caching says otherwise",
+        "--cont-batching -cb": "batches are always continuous",
+        "--flash-attn -fa": "the kernels have one attention",
+        "--jinja": "chat templates are always Jinja",
+        "--metrics --slots --props": "/metrics, /slots and /props are always served",
+        "--enable-server-load-tracking": "/load always counts",
+        "--warmup": "a chat is always tried before the server is ready",
         "--enable-chunked-prefill": "long prompts are always computed in pieces (--max-num-batched-tokens: their size)",
         "--enable-auto-tool-choice": "tools may always be called (--tool-call-parser chooses the format)",
         "--enable-prompt-tokens-details --enable-cache-report": "usage always has cached tokens",
         "--enable-metrics": "/metrics is always served",
         "--enable-request-id-headers": "X-Request-Id is always sent",
         "--enable-force-include-usage": "--always-include-usage does that",
-        "--disable-log-requests": "prompts are never logged",
+        "--disable-log-requests --log-requests": "prompts are never logged",
         "--disable-log-stats": "statistics are at /metrics and not in the log",
         "--enable-log-requests": "one line per request is always logged, without its contents",
         "--async-scheduling": "steps always overlap",
@@ -60,23 +95,40 @@ NEEDLESS: Final = _by_flag(
 ABSENT: Final = _by_flag(
     {
         "--enable-expert-parallel": "experts are divided like other matrices (--tensor-parallel-size)",
+        "--attention-backend": "kernels are chosen by the processor and --executor",
+        "--api-server-count": "one web process serves all engines",
+        "--context-shift": "a sequence ends where its context is full",
+        "--chat-template-kwargs": "requests have `chat_template_kwargs` of their own",
+        "--gpu-layers --n-gpu-layers -ngl": "one device computes all layers (--executor)",
+        "--split-mode --tensor-split --main-gpu -sm -ts -mg": "each engine has one device; --engines is their number",
+        "--grammar --grammar-file --json-schema -j -jf": "requests say what an output has to match",
+        "--mmproj -mm": "models take text only",
+        "--models-dir --models-preset": "a server has one model; others may be behind it (--upstream)",
+        "--numa --cpu-mask -C": "engines are pinned to CPUs of their own where there are several (--engines)",
+        "--predict --n-predict -n": "requests have a `max_tokens` of their own",
+        "--preferred-sampling-params": "use --generation-config FOLDER with a generation_config.json of your own",
+        "--temp --temperature --top-k --top-p --min-p --repeat-penalty": "requests have sampling fields, with defaults "
+        "from --generation-config",
+        "--schedule-conservativeness": "a sequence that finds no block is preempted and computed again",
+        "--slot-save-path": "blocks outlive the server in --kv-disk",
+        "--enable-sleep-mode --sleep-idle-seconds": "weights stay loaded; engines can be removed while the server runs",
         "--pipeline-parallel-size -pp --pp-size": "each matrix of a model is divided (--tensor-parallel-size), not its "
         "layers",
         "--distributed-executor-backend": "ranks are processes of one machine; --engines ray:N runs engines on a Ray "
         "cluster",
-        "--chat-template": "it is the checkpoint's (chat_template.jinja in its folder)",
+        "--chat-template --chat-template-file": "it is the checkpoint's (chat_template.jinja in its folder)",
         "--revision": "download that revision and name its folder",
         "--download-dir": "set HF_HOME instead",
         "--hf-token": "set HF_TOKEN instead",
-        "--seed --random-seed": "requests have a `seed` of their own",
-        "--speculative-config --speculative-algorithm": "choose where guesses come from with --speculative ngram or "
-        "suffix; draft models and EAGLE heads are not loaded",
+        "--seed --random-seed -s": "requests have a `seed` of their own",
+        "--speculative-config --speculative-algorithm --spec-method --model-draft -md": "choose where guesses come "
+        "from with --speculative ngram or suffix; draft models and EAGLE heads are not loaded",
         "--cpu-offload-gb": "weights are never moved",
-        "--hf-overrides --rope-scaling --json-model-override-args": "edit config.json in the checkpoint's folder",
+        "--hf-overrides --rope-scaling --override-kv --json-model-override-args": "edit config.json in the "
+        "checkpoint's folder",
         "--limit-mm-per-prompt": "models take text only",
-        "--kv-transfer-config": "KV blocks are not sent between engines",
-        "--ssl-keyfile --ssl-certfile": "TLS is the work of a proxy in front",
-        "--root-path": "the proxy in front removes the prefix",
+        "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file": "TLS is the work of a proxy in front",
+        "--root-path --fastapi-root-path --api-prefix": "the proxy in front removes the prefix",
         "--uds": "it listens on --host and --port",
         "--config": "flags are given on the command line only",
         "--max-logprobs": "requests ask for up to 20",

@@ -39,6 +39,12 @@ class OneLineParser(argparse.ArgumentParser):
             getattr(parsed, "parser", self).refuse_unknown(unknown)
         return parsed
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        for word in args or ():  # argparse takes -t for -tp and -hf for -h, also without abbreviations
+            if word.startswith("-") and not word.startswith("--"):
+                self._refuse_foreign(word.partition("=")[0])
+        return super().parse_known_args(args, namespace)
+
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """End the process, saying what to use instead of the first unknown flag."""
         flag = next((word for word in unknown if word.startswith("-")), None)
@@ -46,10 +52,14 @@ class OneLineParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {_shown(unknown[0])}")
         name = flag.partition("=")[0]
         known = list(_options(self))
-        if self.prog.endswith(" serve") and (advice := advice_of(name)) is not None:
-            self.error(f"{name} {advice}")
+        self._refuse_foreign(name)
         near = difflib.get_close_matches(name[:_MAX_QUOTED].replace("_", "-"), known, n=1)
         self.error(f"unknown flag {_shown(name)}" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def _refuse_foreign(self, name: str) -> None:
+        """End the process if `quipu serve` is given another server's flag."""
+        if self.prog.endswith(" serve") and (advice := advice_of(name)) is not None:
+            self.error(f"{name} {advice}")
 
     def error(self, message: str) -> NoReturn:
         line = "".join(char if char.isprintable() else " " for char in message)

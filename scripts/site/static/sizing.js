@@ -1,0 +1,166 @@
+// The calculator of docs/operate/sizing.md: what a model takes of memory, and how many streams fit.
+//
+// Everything is computed here, from a config.json; nothing is sent or fetched. What must always hold: the numbers are
+// those of the server (`kernels/kv_cache.py`, `kernels/kv_cache_size.py` and the packed weights of `kernels/cpu/`),
+// which `tests/e2e/test_sizing_page.py` compares.
+"use strict";
+
+const quipuSizing = (() => {
+  const GIB = 2 ** 30;
+  const ROOM = GIB; // what `quipu models` leaves for the process itself
+  const PANEL = 32; // rows that the CPU kernels pack together
+  const BYTES = { bfloat16: 2, float16: 2, float32: 4 };
+  const GROUPS = { "int4": 32, "int4-g32": 32, "int4-g128": 128 };
+
+  // By architecture: what absent entries stand for, and what the family has beside Llama's matrices.
+  const FAMILIES = {
+    LlamaForCausalLM: { everyHeadItsKv: true },
+    MistralForCausalLM: {},
+    Phi3ForCausalLM: { everyHeadItsKv: true },
+    Qwen2ForCausalLM: { qkvBias: true },
+    Qwen3ForCausalLM: { headDim: 128, headNorms: true },
+    Qwen3MoeForCausalLM: { headNorms: true, experts: true },
+    Gemma2ForCausalLM: { headDim: 256, tied: true, norms: 4 },
+    Gemma3ForCausalLM: { headDim: 256, tied: true, norms: 4, headNorms: true },
+  };
+
+  const MODELS = {
+    "Qwen3 0.6B": config("Qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, true),
+    "Qwen3 8B": config("Qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, false),
+    "Qwen3 30B-A3B": {
+      ...config("Qwen3Moe", 2048, 6144, 48, 32, 4, 128, 151936, 40960, false),
+      num_experts: 128, num_experts_per_tok: 8, moe_intermediate_size: 768, norm_topk_prob: true,
+    },
+    "Qwen2.5 7B": config("Qwen2", 3584, 18944, 28, 28, 4, 128, 152064, 32768, false),
+    "Llama 3.2 1B": config("Llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, true),
+    "Llama 3.1 8B": config("Llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, false),
+    "Mistral 7B v0.3": { ...config("Mistral", 4096, 14336, 32, 32, 8, 128, 32768, 32768, false), sliding_window: null },
+    "Gemma 2 9B": config("Gemma2", 3584, 14336, 42, 16, 8, 256, 256000, 8192, true),
+    "Gemma 3 1B": config("Gemma3", 1152, 6912, 26, 4, 1, 256, 262144, 32768, true),
+    "Phi-4-mini": config("Phi3", 3072, 8192, 32, 24, 8, 128, 200064, 131072, true),
+  };
+
+  function config(family, hidden, ffn, layers, heads, kvHeads, headDim, vocab, positions, tied) {
+    return {
+      architectures: [`${family}ForCausalLM`], hidden_size: hidden, intermediate_size: ffn, num_hidden_layers: layers,
+      num_attention_heads: heads, num_key_value_heads: kvHeads, head_dim: headDim, vocab_size: vocab,
+      max_position_embeddings: positions, tie_word_embeddings: tied,
+    };
+  }
+
+  function positive(data, key, otherwise) {
+    const value = data[key] ?? otherwise;
+    if (!Number.isInteger(value) || value <= 0) throw new Error(`${key} must be a positive integer`);
+    return value;
+  }
+
+  // Return what of a config.json determines sizes. Throws an Error that names what is missing or not supported.
+  function shapeOf(data) {
+    const name = (data.architectures ?? []).find((one) => Object.hasOwn(FAMILIES, one));
+    if (name === undefined) {
+      throw new Error(`architectures must have one of ${Object.keys(FAMILIES).join(", ")}`);
+    }
+    const family = FAMILIES[name];
+    const hidden = positive(data, "hidden_size");
+    const heads = positive(data, "num_attention_heads");
+    const layers = positive(data, "num_hidden_layers");
+    const bias = Boolean(data.attention_bias);
+    const shape = {
+      hidden, heads, layers,
+      ffn: positive(data, "intermediate_size"),
+      vocab: positive(data, "vocab_size"),
+      positions: positive(data, "max_position_embeddings"),
+      kvHeads: positive(data, "num_key_value_heads", family.everyHeadItsKv ? heads : undefined),
+      headDim: positive(data, "head_dim", family.headDim ?? Math.floor(hidden / heads)),
+      tied: data.tie_word_embeddings ?? family.tied ?? false,
+      qkvBias: bias || Boolean(family.qkvBias),
+      oBias: bias,
+      norms: family.norms ?? 2,
+      headNorms: Boolean(family.headNorms),
+      experts: 0, expertFfn: 0, isDense: () => true,
+    };
+    if (family.experts) {
+      const step = positive(data, "decoder_sparse_step", 1);
+      const dense = new Set(data.mlp_only_layers ?? []);
+      shape.experts = positive(data, "num_local_experts" in data ? "num_local_experts" : "num_experts");
+      shape.expertFfn = positive(data, "moe_intermediate_size");
+      shape.isDense = (layer) => dense.has(layer) || (layer + 1) % step !== 0;
+    }
+    return shape;
+  }
+
+  const up = (number, multiple) => Math.ceil(number / multiple) * multiple;
+
+  function matrixBytes(rows, width, dtype, bits, group) {
+    const packed = up(rows, PANEL);
+    if (bits === 0 || width % group !== 0) {
+      return packed * (dtype === "bfloat16" ? up(width, 2) : width) * BYTES[dtype];
+    }
+    return packed * (up(width, 8) * bits / 8 + width / group * 2); // a scale has two bytes
+  }
+
+  // Return the bytes that the weights take once they are loaded by the CPU kernels.
+  function weightBytes(shape, dtype, quantization) {
+    const isInt8 = quantization === "int8";
+    const linear = (rows, width) =>
+      quantization === "" ? matrixBytes(rows, width, dtype, 0, 1)
+        : matrixBytes(rows, width, dtype, isInt8 ? 8 : 4, isInt8 ? width : GROUPS[quantization]);
+    const table = (rows, width) => matrixBytes(rows, width, dtype, quantization === "" ? 0 : 8, width);
+    const mlp = (ffn) => linear(2 * ffn, shape.hidden) + linear(shape.hidden, ffn);
+    const q = shape.heads * shape.headDim;
+    const kv = shape.kvHeads * shape.headDim;
+    const vectors = shape.norms * shape.hidden + (shape.qkvBias ? q + 2 * kv : 0) + (shape.oBias ? shape.hidden : 0)
+      + (shape.headNorms ? 2 * shape.headDim : 0);
+    const attention = linear(q + 2 * kv, shape.hidden) + linear(shape.hidden, q) + 4 * vectors; // held as float32
+    const experts = matrixBytes(shape.experts, shape.hidden, dtype, 0, 1) + shape.experts * mlp(shape.expertFfn);
+    let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.hidden;
+    for (let layer = 0; layer < shape.layers; layer++) {
+      total += attention + (shape.isDense(layer) ? mlp(shape.ffn) : experts);
+    }
+    return total;
+  }
+
+  // Return the bytes of one KV block: keys and values of all layers. Layers with a window keep all tokens, too.
+  function blockBytes(shape, kvDtype, blockSize) {
+    const elements = blockSize * shape.headDim;
+    const head = kvDtype === "int8" ? up(elements, 4) + 4 * blockSize : elements * BYTES[kvDtype];
+    return 2 * shape.layers * shape.kvHeads * head;
+  }
+
+  // Format bytes as flags take them, rounded up, as the server does.
+  function show(bytes) {
+    for (const [unit, size] of [["GiB", GIB], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+      if (bytes >= size) return `${(Math.ceil(bytes * 100 / size) / 100).toFixed(2)}${unit}`;
+    }
+    return String(bytes);
+  }
+
+  // Return all numbers for a config.json and what was chosen. Throws an Error that names what cannot be.
+  function plan({ data, model, dtype, quantization, kvDtype, blockSize, context, streams, memory }) {
+    const shape = shapeOf(data);
+    if (!(context >= 1 && streams >= 1 && blockSize >= 1)) throw new Error("every number must be at least 1");
+    if (context > shape.positions) throw new Error(`the model has ${shape.positions} positions`);
+    const kv = kvDtype === "auto" ? dtype : kvDtype;
+    const weights = weightBytes(shape, dtype, quantization);
+    const block = blockBytes(shape, kv, blockSize);
+    const each = Math.ceil(context / blockSize);
+    const blocks = 1 + streams * each; // one is the null block
+    const cache = show(blocks * block);
+    const left = Math.floor((memory - ROOM - weights) / block);
+    const flags = [
+      `quipu serve ${model}`, `--max-model-len ${context}`, `--max-num-seqs ${streams}`, `--kv-cache-memory ${cache}`,
+      dtype === "bfloat16" ? "" : `--dtype ${dtype}`,
+      quantization === "" ? "" : `--quantization ${quantization}`,
+      kvDtype === "auto" ? "" : `--kv-cache-dtype ${kvDtype}`,
+      blockSize === 16 ? "" : `--block-size ${blockSize}`,
+    ];
+    return {
+      weights, block, tokenBytes: block / blockSize, blocks, cache: blocks * block,
+      total: weights + blocks * block + ROOM,
+      fit: Math.max(0, Math.floor((left - 1) / each)),
+      command: flags.filter(Boolean).join(" "),
+    };
+  }
+
+  return { MODELS, shapeOf, weightBytes, blockBytes, show, plan };
+})();
