@@ -10,6 +10,7 @@ SERVERS = frozenset({"tiny", "tight", "fake"})
 BROWSERS = frozenset({"one_browser"})
 _WITH_SERVERS = (
     "anthropic_client",
+    "audit",
     "bench_serve",
     "chat",
     "client_logprobs",

@@ -18,6 +18,7 @@ from .serve_flags import add_serve_flags
 from .usage import add_usage_flags, run_usage
 
 _APART = {
+    "audit": ".audit.audit_command",
     "bench": ".bench.command",
     "chat": ".chat.chat_command",
     "doctor": ".doctor.doctor_command",
@@ -41,6 +42,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object] | No
     "serve": ("serve a model over the OpenAI and Anthropic APIs", add_serve_flags),
     "bench": ("measure a server or an engine", None),
     "chat": ("talk to a served model", None),
+    "audit": ("ask a server whether it tells the truth about its cache", None),
     "ledger": ("verify, export or reconcile the usage ledger", add_ledger_actions),
     "usage": ("show usage by model, key or tenant", add_usage_flags),
     "explain": ("explain what of a request's prompts was cached", None),
