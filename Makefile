@@ -240,6 +240,7 @@ test-release: $(RELEASE_VENV)/installed ## make a release in a temporary clone, 
 wheels: $(RELEASE_VENV)/installed ## build the wheels that are published, from dist/'s sdist, in containers (needs Docker)
 	@$(RELEASE_VENV)/bin/cibuildwheel --platform linux --output-dir dist dist/quipu_llm-*.tar.gz
 	@$(RELEASE_VENV)/bin/python scripts/check_wheel.py dist/*manylinux_2_28*.whl
+	@$(RELEASE_VENV)/bin/python scripts/try_wheel.py dist/*manylinux_2_28*.whl
 
 clean: ## remove build outputs and the virtual environment
 	rm -rf $(VENV) build dist src/*.egg-info

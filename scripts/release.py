@@ -96,8 +96,9 @@ def write_notes(folder: Path, version: str) -> None:
 
 
 def build(folder: Path, out: Path) -> None:
-    """Build and check the sdist and a wheel."""
+    """Build and check the sdist and a wheel, and try the wheel in a clean environment."""
     run(sys.executable, "-m", "scripts.build_dist", "--out", str(out), folder=folder)
+    run(sys.executable, "scripts/try_wheel.py", *map(str, out.glob("*.whl")), folder=folder)
 
 
 def prepare(
@@ -143,7 +144,7 @@ def take_over(root: Path, clone: Path, version: str, out: Path) -> None:
 {BRANCH} and v{version} are made here, and the files are in dist/. What is left to do:
 
   1. look at the commit:      git show v{version}
-  2. try the wheel:           make test-installs ARGS="--wheel dist/{next(out.glob("*.whl")).name}"
+  2. try it in more places:   make test-installs ARGS="--wheel dist/{next(out.glob("*.whl")).name}"
   3. push both:               git push --atomic origin {BRANCH} v{version}
   4. approve the environment "pypi" in the run of release.yml that the tag has started; it builds the wheels for x86-64
      and arm64 again, in containers, checks them, and publishes""")
