@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import structlog
 import trio
-from msgspec.structs import replace
 
 from ...channel import Channel, Poster, Receiver
 from ...messages.executor import Barrier
@@ -114,7 +113,6 @@ async def run_mover(
                 if isinstance(message, BarrierPassed):
                     move = waiting.pop(message.number)
                     if peers is not None and move.source is Tier.PEER:
-                        peers.expect(move.number)
                         nursery.start_soon(mover.fetch, move, peers)
                     else:
                         nursery.start_soon(mover.load, move)
@@ -123,10 +121,7 @@ async def run_mover(
                         peers.on_lent(message)
                 elif isinstance(message, HurryMove):
                     number = message.number
-                    if (begun := waiting.get(number)) is not None and begun.waits:
-                        waiting[number] = replace(begun, waits=False)
-                        nursery.start_soon(mover.tell_if_late, number, mover.begin_wait(number))
-                    elif peers is not None and peers.hurry(number) and not mover.is_awaited(number):
+                    if peers is not None and peers.hurry(number) and not mover.is_awaited(number):
                         nursery.start_soon(mover.tell_if_late, number, mover.begin_wait(number))
                 elif isinstance(message, EndMove):
                     if peers is not None:
@@ -138,6 +133,8 @@ async def run_mover(
                 elif message.target is Tier.DEVICE:
                     if not message.waits:
                         nursery.start_soon(mover.tell_if_late, message.number, mover.begin_wait(message.number))
+                    if peers is not None and message.source is Tier.PEER:
+                        peers.expect(message.number)  # now: it may be hurried, or end, while it waits for a pass
                     waiting[message.number] = message
                     executor.post(Barrier(message.number))
                 else:

@@ -141,6 +141,24 @@ async def test_never_arrives() -> None:
             prefill.check()
 
 
+async def test_ends_before_the_pass_in_front_of_it() -> None:
+    """A fetch that ends while it still waits for a pass is over with that pass, although its peer has nothing."""
+    with trio.fail_after(10):
+        async with open_sides(2) as (prefill, decode):
+            backend = decode.engine.executor.backend
+            assert isinstance(backend, FakeBackend)
+            backend.dials.step_seconds = 0.2
+            other = await decode.submit(7, PROMPT[:BLOCK], max_tokens=1)
+            await eventually(lambda: decode.engine.executor.running_step is not None, "a pass is running")
+            await decode.fetch(1, PROMPT, prefill.peer)
+            await decode.engine.receive(EndFetch(1))
+            await other.over.wait()
+            loads = decode.engine.block_manager.tiers
+            assert loads is not None
+            await eventually(lambda: not loads.loads.are_under_way, "the fetch is over")
+            decode.check()
+
+
 async def test_arrives_though_its_fetch_was_ended() -> None:
     """A sequence that comes after the end of its fetch, and of another one, is served all the same."""
     with trio.fail_after(60):
