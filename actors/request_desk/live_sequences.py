@@ -62,7 +62,9 @@ class LiveSequences:
     # ------------------------------------------------------------ for the desk
 
     async def submit(self, submit: Submit, request: OpenRequest) -> bool:
-        """Wait for a slot and queue a Submit; return False if its request has left or failed meanwhile."""
+        """Wait for a slot and queue a Submit, once; return False if its request has left or failed meanwhile."""
+        if submit.sequence_id in self._live:
+            return True  # a tokenizer that has died since has queued it
         await self.slots.acquire()
         if request.stopped:
             self.slots.release()
@@ -97,8 +99,7 @@ class LiveSequences:
 
     def mark_ended(self, sequence_id: int) -> None:
         """Note that the engine has ended a sequence, or that no engine will."""
-        live = self._live.pop(sequence_id, None)
-        if live is None:
+        if (live := self._live.pop(sequence_id, None)) is None:
             return
         self._free_slot(live)
         self._channel.post(SequenceEnded(sequence_id))
@@ -112,9 +113,8 @@ class LiveSequences:
     def note_tokens(self, sequence_ids: Iterable[int], token_ids: Iterable[int]) -> None:
         if not self._resumes:
             return
-        live = self._live
         for sequence_id, token_id in zip(sequence_ids, token_ids, strict=True):
-            if (sequence := live.get(sequence_id)) is not None:
+            if (sequence := self._live.get(sequence_id)) is not None:
                 sequence.output_token_ids.append(token_id)
 
     def note_last_tokens(self, sequence_ids: Iterable[int]) -> None:

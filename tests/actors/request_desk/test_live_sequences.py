@@ -62,6 +62,15 @@ async def test_two_engines_are_waited_for_at_once(wait: Wait) -> None:
     assert over == [0, 1]
 
 
+async def test_queued_once() -> None:
+    """A Submit that comes again, from the successor of a tokenizer that died, is queued once and takes one slot."""
+    channel = Channel[RouterMessage](1)
+    sequences, request = LiveSequences(channel, 1), OpenRequest("r1", NO_DESK, None)
+    with trio.fail_after(5):
+        assert await sequences.submit(submit(1, 0), request) and await sequences.submit(submit(1, 0), request)
+    assert len(channel) == 1 and request.submitted_ids == [1]
+
+
 async def test_only_named_sequences_are_handed_over() -> None:
     """An engine is told once to end those of the named sequences that it holds; its others go on."""
     pool, sequences = EnginePool(), LiveSequences(Channel[RouterMessage](1), 10)
