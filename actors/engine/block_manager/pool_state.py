@@ -5,6 +5,7 @@ Used by tests, and where an engine announces all its keys; never during a step.
 
 from __future__ import annotations
 
+from collections.abc import KeysView
 from typing import NamedTuple
 
 NULL_BLOCK = 0
@@ -30,6 +31,7 @@ class PoolState(NamedTuple):
     num_entries: list[int]
     """Entries of each block in the queue."""
 
-    def committed_keys(self) -> set[bytes]:
-        """Return every key that observers were told of and that can still be found."""
-        return {key for block, key in enumerate(self.keys) if key is not None and block not in self.pending}
+    def committed_keys(self) -> KeysView[bytes]:
+        """Return every key that observers were told of and that can still be found, in the order of their blocks."""
+        committed = (key for block, key in enumerate(self.keys) if key is not None and block not in self.pending)
+        return dict.fromkeys(committed).keys()

@@ -48,7 +48,7 @@ class LaunchedStep:
     """None if it could not be launched."""
     error: Exception | None = None
     """Why not."""
-    started: float = attrs.field(factory=time.perf_counter)
+    started: float = attrs.field(kw_only=True)
     """When its pass began, or, launched behind another, when that one's result was there."""
 
     def is_over(self) -> bool:

@@ -163,7 +163,7 @@ class Executor:
         """Begin a plan, as `run` does; `finish` must follow. `behind`: the step that is running, if `may_follow`."""
         if behind is None:
             self._forget(plan)
-        step = LaunchedStep(plan)
+        step = LaunchedStep(plan, started=time.perf_counter())
         if plan.generation <= self._failed_generation:
             return step
         step.rows = self._begin(plan, None if behind is None else behind.rows)
