@@ -27,7 +27,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help news release test-release wheels install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm test-nodes test-deploy deploy-packages mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help news release test-release wheels install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm soak test-nodes test-deploy deploy-packages mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -140,6 +140,9 @@ kill-ledger: install-test ## kill servers 200 times, and check that no usage rec
 
 chaos: install-test ## kill engines and take resources away under load, and check every answer and record (ARGS=--minutes 5)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: install-test ## run seeds of the simulation for an hour (docs/internals/simulation.md; ARGS="--minutes 600")
+	@$(BIN)/python -m tests.simulation --seeds 0:1000 --minutes 60 $(ARGS)
 
 chaos-vllm: $(VLLM_VENV)/installed ## the same with `--executor vllm` (ARGS=--minutes 2)
 	@$(VLLM_VENV)/bin/python -m tests.chaos --executor vllm $(ARGS)

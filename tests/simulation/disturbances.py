@@ -1,0 +1,144 @@
+"""Applies the faults of a plan that come at a time: to engines, wires, the ledger's disk, clocks and tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import trio
+
+from quipu.actors.engine.mover.host_store import HostStore
+from quipu.actors.messages.tiers import Tier
+from quipu.actors.request_desk.health import CannotMove, DrainMode, LastEngine, UnknownEngine
+from quipu.actors.wiring import Runtime
+from quipu.kernels.fake import Dials
+from tests.simulation.arrival import STEP_S
+from tests.simulation.engine_host import SimulatedHost
+from tests.simulation.memory_ledger import DiskDials
+from tests.simulation.plan import Fault
+from tests.simulation.tap import Tap
+from tests.simulation.virtual_time import Clocks
+
+MODES = tuple(DrainMode)
+
+
+@attrs.define(eq=False)
+class Disturber:
+    _runtime: Runtime
+    _disk: DiskDials
+    _dials: Mapping[int, Dials]
+    _clocks: Clocks
+    _tap: Tap
+    _began: float
+    times: list[float] = attrs.field(factory=list)
+    """When faults began, and were over."""
+    applied: list[str] = attrs.field(factory=list)
+
+    async def apply(self, fault: Fault) -> None:
+        """Wait for a fault's time, apply it, and undo it where it lasts."""
+        await trio.sleep_until(self._began + fault.at_s)
+        self._tap.note("fault", str(fault))
+        if not await self._do(fault):
+            return
+        self.applied.append(str(fault))
+        self.times += [fault.at_s, trio.current_time() - self._began]
+
+    async def _do(self, fault: Fault) -> bool:
+        """Do what the fault's kind says; return whether that was possible."""
+        disk = self._disk
+        match fault.kind:
+            case "disk full":
+                disk.is_full = True
+                await trio.sleep(fault.lasts_s)
+                disk.is_full = False
+            case "writes fail":
+                disk.fails_writes = True
+                await trio.sleep(fault.lasts_s)
+                disk.fails_writes = False
+            case "short writes":
+                disk.writes_half = True
+                await trio.sleep(fault.lasts_s)
+                disk.writes_half = False
+            case "syncs fail":
+                disk.fails_syncs = True
+                await trio.sleep(fault.lasts_s)
+                disk.fails_syncs = False
+            case "clock step":
+                self._clocks.step_s += (fault.amount - 20) * 1000.0
+            case "reset cache":
+                self._runtime.desk.reset_prefix_cache()
+            case "add engine":
+                self._runtime.desk.control.add(1)
+            case "drain engine" | "move requests":
+                return self._leave_engine(fault)
+            case _:
+                return await self._do_to_engine(fault)
+        return True
+
+    def _leave_engine(self, fault: Fault) -> bool:
+        control = self._runtime.desk.control
+        try:
+            if fault.kind == "drain engine":
+                control.drain(fault.engine, MODES[fault.amount % len(MODES)], fault.lasts_s)
+            else:
+                control.move(fault.engine, fault.amount)
+        except (LastEngine, UnknownEngine, CannotMove):
+            return False
+        return True
+
+    async def _do_to_engine(self, fault: Fault) -> bool:
+        host = self._runtime.hosts.get(fault.engine)
+        dials = self._dials.get(fault.engine)
+        if not isinstance(host, SimulatedHost) or host.process is None or host.wire is None or dials is None:
+            return False
+        wire, door = host.wire, host.door
+        match fault.kind:
+            case "kill engine":
+                host.process.kill()
+            case "cut wire":
+                wire.cut()
+            case "cut in a frame":
+                wire.to_host.bytes_until_cut = fault.amount
+            case "hold wire":
+                assert door is not None
+                wire.hold()
+                door.is_unreachable = True
+                await trio.sleep(4 * fault.lasts_s)
+                door.is_unreachable = False
+                wire.let_go()
+            case "repeat report":
+                wire.to_host.frames_to_repeat += fault.amount
+            case "lose report":
+                wire.to_host.frames_to_lose += 1
+            case "fail passes":
+                dials.fail_steps += min(fault.amount, 3)
+            case "no memory":
+                dials.max_tokens_in_memory = fault.amount
+                await trio.sleep(fault.lasts_s)
+                dials.max_tokens_in_memory = None
+            case "slow passes":
+                dials.step_seconds = fault.amount * STEP_S
+                await trio.sleep(fault.lasts_s)
+                dials.step_seconds = STEP_S
+            case "slow copies":
+                dials.move_seconds = fault.amount * STEP_S
+                await trio.sleep(fault.lasts_s)
+                dials.move_seconds = 0.0
+            case "flip bit":
+                return self._flip_bit(host, fault.amount)
+            case _:
+                raise ValueError(f"no such fault: {fault.kind}")
+        return True
+
+    def _flip_bit(self, host: SimulatedHost, amount: int) -> bool:
+        assert host.process is not None
+        carrier = host.process.engine.carrier
+        store = None if carrier is None else carrier.stores.get(Tier.HOST)
+        if not isinstance(store, HostStore):
+            return False
+        held = [at for at, header in enumerate(store.headers) if header is not None]
+        if not held:
+            return False
+        size = len(store.bytes) // len(store.headers)
+        store.bytes[held[amount % len(held)] * size + amount % size] ^= 1 << amount % 8
+        return True

@@ -1,0 +1,191 @@
+"""Sees every message between actors: digests it, counts the points that are passed, and crashes actors at some.
+
+    Channel.post ──▶ digest, `sends`, `sent`           Channel.receive_all ──▶ `takes`, `handled`
+
+While a `Tap` is installed, the methods of `Channel` go through it. Which actor acts is read off the running task; what
+`deliver_now` calls acts for the receiver.
+
+What must always hold: without a crash, messages and their order are those of a run without a tap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import attrs
+import msgspec
+import trio
+
+from quipu.actors.channel import Channel
+from tests.simulation.plan import Fault
+from tests.simulation.points import Point
+
+MOST_MESSAGES = 300_000
+"""A run with more goes round in circles."""
+ACTORS = {
+    "run_scheduler": "scheduler",
+    "run_block_manager": "block_manager",
+    "end_moves": "end_moves",
+    "run_executor": "executor",
+    "run_mover": "mover",
+    "store_in_order": "mover",
+    "load": "mover",
+    "fetch": "mover",
+    "tell_if_late": "mover",
+    "_serve_until_left": "tokenizer",
+}
+"""By the function of a task."""
+
+
+class PlannedCrash(Exception):
+    """What an actor crashes with."""
+
+
+class EndlessRun(Exception):
+    """There were more messages than any run needs."""
+
+
+def _stand_in(value: Any) -> Any:
+    """Return what is digested of a value that is no message: its type."""
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    return type(value).__name__
+
+
+@attrs.define(eq=False)
+class Tap:
+    crashes: Sequence[Fault]
+    now: Callable[[], float]
+    passed: Counter[Point] = attrs.field(factory=Counter)
+    """How often each point was passed."""
+    crashed: list[Fault] = attrs.field(factory=list)
+    crash_times: list[float] = attrs.field(factory=list)
+    num_messages: int = 0
+    num_bytes: int = 0
+    _digest: Any = attrs.field(factory=hashlib.sha256)
+    _encoder: Any = attrs.field(factory=lambda: msgspec.msgpack.Encoder(enc_hook=_stand_in, order="deterministic"))
+    _names: dict[trio.lowlevel.Task, str] = attrs.field(factory=dict)
+    _acting: list[str] = attrs.field(factory=list)
+    """Actors for which the running task acts, innermost last."""
+    _in_hand: dict[str, list[str]] = attrs.field(factory=dict)
+    """By task, the types of what it has taken last."""
+    _due: dict[Point, Fault] = attrs.field(factory=dict)
+    _num_channels: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        for fault in self.crashes:
+            assert fault.point is not None
+            self._due.setdefault(fault.point, fault)
+
+    @property
+    def sha256(self) -> str:
+        return str(self._digest.hexdigest())
+
+    def note(self, what: str, content: object = None) -> None:
+        """Add something that is no message to the digest."""
+        self._digest.update(f"{self.now():.9f} {what} ".encode() + self._encode(content))
+
+    def _encode(self, content: object) -> bytes:
+        try:
+            return bytes(self._encoder.encode(content))
+        except (TypeError, ValueError, RecursionError, OverflowError):
+            return type(content).__name__.encode()
+
+    # ------------------------------------------------------------ who acts
+
+    def _actor(self) -> str:
+        if self._acting:
+            return self._acting[-1]
+        task = trio.lowlevel.current_task()
+        if (name := self._names.get(task)) is None:
+            function = task.name.rpartition(".")[2]
+            name = ACTORS.get(function, "")
+            if function == "keep_running":
+                name = task.coro.cr_frame.f_locals["deaths"].actor
+            self._names[task] = name
+        return name
+
+    def _pass(self, actor: str, message: str, moment: str) -> None:
+        """Pass a point; crash if that is planned."""
+        point = Point(actor, message, moment)
+        self.passed[point] += 1
+        fault = self._due.get(point)
+        if fault is not None and self.passed[point] == fault.nth:
+            del self._due[point]
+            self.crashed.append(fault)
+            self.crash_times.append(self.now())
+            self.note("crash", str(point))
+            raise PlannedCrash(str(point))
+
+    # ------------------------------------------------------------ what channels call
+
+    def post(self, channel: Any, item: Any, post: Callable[[Any, Any], None]) -> None:
+        number = channel.__dict__.get("tap_number")
+        if number is None:
+            self._num_channels += 1
+            number = channel.tap_number = self._num_channels
+        actor, kind = self._actor(), type(item).__name__
+        body = self._encode(item)
+        self.num_messages += 1
+        self.num_bytes += len(body)
+        if self.num_messages > MOST_MESSAGES:
+            raise EndlessRun(f"{MOST_MESSAGES} messages in {self.now():g} s")
+        self._digest.update(f"{self.now():.9f} {number} {actor} {kind} ".encode() + body)
+        if not actor:
+            post(channel, item)
+            return
+        self._pass(actor, kind, "sends")
+        post(channel, item)
+        self._pass(actor, kind, "sent")
+
+    async def receive_all(
+        self, channel: Any, take_now: Callable[[Any], bool] | None, receive: Callable[..., Any]
+    ) -> list[Any]:
+        actor = self._actor()
+        if not actor:
+            return list(await receive(channel, take_now))
+        kinds = self._in_hand.pop(actor, ())
+        for kind in kinds:
+            self._pass(actor, kind, "handled")
+        items: list[Any] = await receive(channel, None if take_now is None else self._taking_now(actor, take_now))
+        try:
+            for item in items:
+                self._pass(actor, type(item).__name__, "takes")
+        except PlannedCrash:
+            channel.post_first(items)  # it crashes before it takes them
+            raise
+        self._in_hand[actor] = [type(item).__name__ for item in items]
+        return items
+
+    def _taking_now(self, actor: str, take_now: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        def take(item: Any) -> bool:
+            kind = type(item).__name__
+            self._digest.update(f"{self.now():.9f} {actor} now {kind} ".encode() + self._encode(item))
+            self._acting.append(actor)
+            try:
+                is_done = take_now(item)
+                if is_done:
+                    self._pass(actor, kind, "handled")
+                return is_done
+            finally:
+                self._acting.pop()
+
+        return take
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        post, receive_all = Channel.post, Channel.receive_all
+
+        def tapped_post(channel: Any, item: Any, /) -> None:
+            self.post(channel, item, post)
+
+        async def tapped_receive(channel: Any, take_now: Callable[[Any], bool] | None = None) -> list[Any]:
+            return await self.receive_all(channel, take_now, receive_all)
+
+        with mock.patch.multiple(Channel, post=tapped_post, receive_all=tapped_receive):
+            yield
