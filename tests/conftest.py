@@ -34,6 +34,9 @@ if EXECUTOR == "vllm":
         v2_stand_ins.install()
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault(
+    "GOMP_SPINCOUNT", "0"
+)  # before torch loads: workers have fewer cores than threads that would spin
 
 settings.register_profile(
     "ci", max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
