@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -147,47 +148,65 @@ def test_unsupported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_hangups_that_are_ignored(tmp_path: Path) -> None:
-    """A command that was started to outlive its terminal, as with nohup, continues."""
-    out = tmp_path / "out"
-    script = f"""
-import os, signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
+SIGNALLED = f"""
+import json, os, signal, sys
+from pathlib import Path
 from quipu.kernels.checkpoints import rewriting
 from quipu.web.cli.cli import main
-write = rewriting._write
-def hung_up(*args):
-    write(*args)
-    os.kill(os.getpid(), signal.SIGHUP)
-rewriting._write = hung_up
-sys.exit(main(["quantize", {str(TINY)!r}, {str(out)!r}, "--format", "int8"]))
+
+def run(folder, number, action):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, action)
+    write = rewriting._write
+    def signalled(*args):
+        write(*args)
+        os.kill(os.getpid(), number)
+    rewriting._write = signalled
+    log = os.open(folder.with_suffix(".log"), os.O_CREAT | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sys.exit(main(["quantize", {str(TINY)!r}, str(folder / "out"), "--format", "int8"]))
+
+codes = {{}}
+for name, number, action in json.loads(sys.argv[2]):
+    folder = Path(sys.argv[1], name)
+    folder.mkdir()
+    if not (pid := os.fork()):
+        run(folder, number, action)
+    codes[name] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(json.dumps(codes))
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0 and (out / "config.json").is_file(), ended.stderr
+"""Runs the command once for each signal, which it gets after its first tensor, in children of a process that has loaded
+torch."""
+
+
+@pytest.fixture(scope="module")
+def signalled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[int, str, list[Path]]]:
+    """Return the exit code of the command, what it printed and what it left, by the name of a signal."""
+    root = tmp_path_factory.mktemp("signalled")
+    cases = [(number.name, number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    cases.append(("ignored", signal.SIGHUP, signal.SIG_IGN))
+    command = [sys.executable, "-c", SIGNALLED, str(root), json.dumps(cases)]
+    codes = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return lambda name: (codes[name], (root / f"{name}.log").read_text(), list((root / name).iterdir()))
+
+
+def test_hangups_that_are_ignored(signalled: Callable[[str], tuple[int, str, list[Path]]]) -> None:
+    """A command that was started to outlive its terminal, as with nohup, continues."""
+    code, printed, (out,) = signalled("ignored")
+    assert code == 0 and (out / "config.json").is_file(), printed
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_interrupted(
+    signalled: Callable[[str], tuple[int, str, list[Path]]], number: signal.Signals, code: int
+) -> None:
     """A command that is ended leaves nothing behind, and prints no traceback."""
-    out = tmp_path / "out"
-    script = f"""
-import os, signal, sys
-from quipu.kernels.checkpoints import rewriting
-from quipu.web.cli.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)
-for number in (signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_DFL)
-write = rewriting._write
-def interrupted(*args):
-    write(*args)
-    os.kill(os.getpid(), {int(number)})
-rewriting._write = interrupted
-sys.exit(main(["quantize", {str(TINY)!r}, {str(out)!r}, "--format", "int8"]))
-"""
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert ended.returncode == code and "Traceback" not in ended.stderr, ended.stderr
-    assert ("was not written" in ended.stderr) == (number is signal.SIGINT)
-    assert list(tmp_path.iterdir()) == []
+    ended, printed, left = signalled(number.name)
+    assert ended == code and "Traceback" not in printed, printed
+    assert ("was not written" in printed) == (number is signal.SIGINT)
+    assert left == []
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
