@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -20,6 +21,13 @@ URL = "http://fake"
 
 def audit(server: httpx2.AsyncBaseTransport, seed: int = 0, **changes: Any) -> Outcome:
     """Audit a server that is a transport, and return the outcome."""
+    outcome = audit_until(math.inf, server, seed, **changes)
+    assert outcome is not None
+    return outcome
+
+
+def audit_until(end_s: float, server: httpx2.AsyncBaseTransport, seed: int = 0, **changes: Any) -> Outcome | None:
+    """Audit a server, or cancel that at a time of the server's clock; return the outcome, if there is one."""
     fields: dict[str, Any] = {
         "target": Target(URL, ""),
         "apis": tuple(PATHS),
@@ -29,9 +37,11 @@ def audit(server: httpx2.AsyncBaseTransport, seed: int = 0, **changes: Any) -> O
         "timeout_s": 120.0,
     }
 
-    async def main() -> Outcome:
-        async with httpx2.AsyncClient(transport=server, timeout=None) as http:
-            return await run_audit(Plan(**(fields | changes)), http, draw=random.Random(seed))
+    async def main() -> Outcome | None:
+        with trio.move_on_after(end_s):
+            async with httpx2.AsyncClient(transport=server, timeout=None) as http:
+                return await run_audit(Plan(**(fields | changes)), http, draw=random.Random(seed))
+        return None
 
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 

@@ -164,6 +164,15 @@ def test_invalid_flags(capsys: pytest.CaptureFixture[str], flags: list[str], com
     assert complaint in error and "s3cret" not in error and error.count("\n") == 1
 
 
+def test_help_lists_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`quipu --help` says what the command is for, and its own help has every flag."""
+    for arguments, shown in ((["--help"], "audit"), (["audit", "--help"], "--other-key")):
+        with pytest.raises(SystemExit) as ended:
+            quipu(arguments)
+        assert ended.value.code == 0
+        assert shown in capsys.readouterr().out
+
+
 def test_audit_loads_no_engine() -> None:
     """The command's modules import neither torch nor anything of the actors or kernels."""
     code = (

@@ -15,7 +15,7 @@ from quipu.web.cli.audit.audit_report import describe, render_table
 from quipu.web.cli.audit.probing import NothingToAudit
 from quipu.web.cli.audit.request_body import Target
 from quipu.web.cli.audit.verdicts import Verdict
-from tests.web.cli.audit.fake_audits import URL, audit, verdicts_of
+from tests.web.cli.audit.fake_audits import URL, audit, audit_until, verdicts_of
 from tests.web.cli.audit.fake_server import Body, FakeServer
 
 Pieces = Callable[[], AsyncIterator[bytes]]
@@ -56,6 +56,7 @@ async def silent() -> AsyncIterator[bytes]:
     yield b""
 
 
+CHAT = {"apis": ("chat",)}
 NAMED = {"target": Target(URL, "m"), "apis": ("chat",), "timeout_s": 30.0}
 
 
@@ -138,6 +139,14 @@ def test_budget_is_kept() -> None:
     assert 10_000 < server.num_tokens <= 20_000
     assert abs(outcome.spent - server.num_tokens) < 100
     assert outcome.stopped == "the budget of 20000 tokens is spent"
+
+
+@pytest.mark.parametrize("end_s", [0.7, 2.0, 4.5])
+def test_nothing_is_left_open(end_s: float) -> None:
+    """An audit that is interrupted, whatever it was doing, leaves no request open."""
+    server = FakeServer()
+    assert audit_until(end_s, server, concurrency=6, **CHAT) is None
+    assert server.num_requests > 1 and server.num_open == 0
 
 
 def test_server_that_stops_answering() -> None:
