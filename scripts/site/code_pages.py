@@ -1,0 +1,123 @@
+"""Pages of the reference that are made of the code: the Python API, the commands with their flags, the metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from unittest import mock
+
+import quipu
+from quipu.actors.accountant.metrics import Metrics
+from quipu.actors.messages.tiers import Tier
+from quipu.web.cli.cli import main
+
+WIDTH = "100"
+
+
+def code_pages() -> dict[str, str]:
+    """Return the pages by their place in the reference."""
+    return {
+        "index.md": _INDEX,
+        "python/index.md": python_page(),
+        "commands.md": commands_page(),
+        "metrics.md": metrics_page(),
+    }
+
+
+_INDEX = """\
+# Reference
+
+Made of the code, by `make docs`.
+
+| page | about |
+|---|---|
+| [HTTP API](http/index.md) | every endpoint with its fields, answers and errors |
+| [Python API](python/index.md) | what `quipu` exports |
+| [Commands](commands.md) | `quipu` and its commands, with all flags |
+| [Metrics](metrics.md) | what `/metrics` has |
+| [Engine settings](../operate/settings.md) | the settings of an engine, with bounds and defaults |
+| [Sampling](../use/sampling.md) | the sampling fields of requests |
+| [Fields](../use/fields.md) | what becomes of each field of other servers |
+
+```{toctree}
+:hidden:
+
+http/index
+python/index
+commands
+metrics
+```
+"""
+
+
+def python_page() -> str:
+    """Return a page with every name that the package exports."""
+    lines = ["# Python API", "", "With examples: [In Python](../../use/python.md).", ""]
+    for name in quipu.__all__:
+        is_error = issubclass(getattr(quipu, name), Exception)
+        lines += [
+            f"## {name}",
+            "",
+            "```{eval-rst}",
+            f".. auto{'exception' if is_error else 'class'}:: quipu.{name}",
+            "   :members:",
+            "   :undoc-members:",
+            "```",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def commands_page() -> str:
+    """Return a page with the help of every command."""
+    told = "`quipu` without a command says where to begin. Settings of engines: [settings](../operate/settings.md)."
+    lines = ["# Commands", "", told, ""]
+    for command in _commands():
+        lines += [f"## quipu {' '.join(command)}".rstrip(), "", "```text", _help(*command), "```", ""]
+    return "\n".join(lines)
+
+
+def _commands() -> Iterator[tuple[str, ...]]:
+    yield ()
+    for name in _choices(_help()):
+        yield (name,)
+        yield from ((name, inner) for inner in _choices(_help(name)))
+
+
+def _choices(text: str) -> list[str]:
+    """Return the commands among which a usage line has one to choose."""
+    usage = "".join(text.partition("\n\n")[0].split())
+    _, brace, rest = usage.partition("{")
+    return rest.partition("}")[0].split(",") if brace and rest.partition("}")[2] == "..." else []
+
+
+def _help(*command: str) -> str:
+    out = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": WIDTH, "NO_COLOR": "1"}),
+        contextlib.redirect_stdout(out),
+        contextlib.suppress(SystemExit),
+    ):
+        main([*command, "--help"])
+    return out.getvalue().rstrip()
+
+
+def metrics_page() -> str:
+    """Return a page with the metrics of a server."""
+    lines = [
+        "# Metrics",
+        "",
+        "`GET /metrics` in Prometheus's text format, under the names of vLLM's metrics with the prefix `quipu:`",
+        "([what each number means](../use/usage.md), [alerts](../operate/alerts.md)). Counters end in `_total`,",
+        "histograms have `_bucket`, `_sum` and `_count`.",
+        "",
+        "| metric | kind | what |",
+        "|---|---|---|",
+    ]
+    families = Metrics("demo", lower_tiers=tuple(Tier)).registry.collect()
+    for family in sorted(families, key=lambda family: family.name):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return "\n".join([*lines, ""])
