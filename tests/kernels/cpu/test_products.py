@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from bench.cpu_products import one_linear
 from quipu.kernels.cpu.build import Kernels
 from quipu.kernels.cpu.packing import pack
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of, why_not_native
@@ -71,6 +72,20 @@ def test_row_does_not_depend_on_others(kernels: Kernels, depth: int, columns: in
         part = slice(start, start + count)
         found = multiply(kernels, x_NI[part], weight_OI, bias_O=bias_O, num_threads=num_threads)
         assert torch.equal(found, whole_NO[part]), (start, count, num_threads)
+
+
+def test_result_beyond_the_caches(kernels: Kernels) -> None:
+    """Compute the same bits where a result is so large that it is stored past the caches."""
+    x_NI, matrix = random(2080, 40, seed=10), pack(random(1024, 40, seed=11).bfloat16(), kernels.library)
+    z_NO, bias_O = random(2080, 1024, seed=12), random(1024, seed=13)
+
+    def product(part: slice) -> torch.Tensor:
+        y_NO = torch.full((len(x_NI[part]), 1024), float("nan"))
+        one_linear(kernels.library, x_NI[part], matrix, y_NO, bias_O=bias_O, z_NO=z_NO[part], num_threads=2)()
+        return y_NO
+
+    parts = [product(slice(first, first + 520)) for first in range(0, 2080, 520)]
+    assert torch.equal(product(slice(0, 2080)), torch.cat(parts))
 
 
 def test_nan_row_does_not_affect_others(kernels: Kernels) -> None:

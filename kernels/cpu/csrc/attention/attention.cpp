@@ -104,6 +104,32 @@ void multiply_packed(int64_t rows, const PlainRows& queries, const Scratch& scra
     }
 }
 
+// Converts a row of scores to weights of keys first..last (inclusive; may lie outside of the row's count), 0 for the others.
+// Returns the factor by which the results of earlier chunks must be multiplied.
+float softmax_chunk(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
+    if (first >= count) {
+        std::fill_n(s, count, 0.0f);
+        return 1.0f;
+    }
+    if (cap > 0)
+        for (int64_t i = 0; i < count; i += kLanes) store(s + i, capped(load(s + i), cap));
+    for (int64_t i = 0; i < first; i++) s[i] = -INFINITY;
+    for (int64_t i = std::max<int64_t>(0, last + 1); i < count; i++) s[i] = -INFINITY;
+    Vec m = splat(*maximum);
+    for (int64_t i = 0; i < count; i += kLanes) m = larger(m, load(s + i));
+    float top = max_lanes(m);
+    Vec total = splat(0);
+    for (int64_t i = 0; i < count; i += kLanes) {
+        Vec p = exp(load(s + i) - splat(top));
+        store(s + i, p);
+        total = total + p;
+    }
+    float kept = first_lane(exp(splat(*maximum - top)));
+    *sum = *sum * kept + sum_lanes(total);
+    *maximum = top;
+    return kept;
+}
+
 // `next` is this thread's next piece, or null: its keys are prefetched.
 template <class T>
 void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piece* next) {

@@ -1,4 +1,4 @@
-// Shared by both attention kernels (attention.cpp, attention_bf16.cpp): where a head's slots are, and the running softmax.
+// Shared by both attention kernels (attention.cpp, attention_bf16.cpp): where a head's queries and slots are.
 #pragma once
 #include <algorithm>
 
@@ -8,6 +8,10 @@
 #include "../vec/transpose.h"
 
 namespace {
+
+// How many elements apart rows of a chunk's scores and weights are where they are multiplied as bfloat16: an odd number of lines,
+// so that rows do not share a few sets of the caches.
+constexpr int64_t kScoreStride = kChunk + 16, kWeightStride = kChunk + 32;
 
 // Copies a token's query, rotated if that is left to attention.
 void find_query(const Op& op, const Pass& pass, int64_t token, int64_t head, float* to) {
@@ -78,32 +82,6 @@ int64_t whole_panels(int64_t end, const Pass& pass) {
 // Multiplies a row of scores, or weights, with the scales of its keys, or values.
 void scale_row(float* s, const float* scales, int64_t count) {
     for (int64_t i = 0; i < count; i += kLanes) store(s + i, load(s + i) * load(scales + i));
-}
-
-// Converts a row of scores to weights of keys first..last (inclusive; may lie outside of the row's count), 0 for the others.
-// Returns the factor by which the results of earlier chunks must be multiplied.
-float softmax_chunk(float* s, int64_t count, int64_t first, int64_t last, float cap, float* maximum, float* sum) {
-    if (first >= count) {
-        std::fill_n(s, count, 0.0f);
-        return 1.0f;
-    }
-    if (cap > 0)
-        for (int64_t i = 0; i < count; i += kLanes) store(s + i, capped(load(s + i), cap));
-    for (int64_t i = 0; i < first; i++) s[i] = -INFINITY;
-    for (int64_t i = std::max<int64_t>(0, last + 1); i < count; i++) s[i] = -INFINITY;
-    Vec m = splat(*maximum);
-    for (int64_t i = 0; i < count; i += kLanes) m = larger(m, load(s + i));
-    float top = max_lanes(m);
-    Vec total = splat(0);
-    for (int64_t i = 0; i < count; i += kLanes) {
-        Vec p = exp(load(s + i) - splat(top));
-        store(s + i, p);
-        total = total + p;
-    }
-    float kept = first_lane(exp(splat(*maximum - top)));
-    *sum = *sum * kept + sum_lanes(total);
-    *maximum = top;
-    return kept;
 }
 
 }  // namespace

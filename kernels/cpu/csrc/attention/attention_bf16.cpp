@@ -69,7 +69,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     static thread_local Scratch scratch;
     PieceRows all(op, pass, piece, scratch);
     all.start();
-    int64_t width = op.width, padded_width = all.padded_width, words = width / 2, rows = all.rows;
+    int64_t width = op.width, words = width / 2, rows = all.rows;
     Slots key_slots = slots_of(op.keys, op, pass, piece, sizeof(T)), value_slots = slots_of(op.values, op, pass, piece, sizeof(T));
     const T* zeros = reinterpret_cast<const T*>(scratch.zeros.data());
 
@@ -97,7 +97,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             for (int64_t part = 0; part < kParts; part++) {
                 int64_t r = rows * part / kParts, some = rows * (part + 1) / kParts - r;
                 value_prefetch.advance();
-                auto add = [&](auto panel) { pairs.add(all.queries(r), padded_width, some, panel, width, true, all.scores(r) + i, kChunk); };
+                auto add = [&](auto panel) { pairs.add(all.queries(r), all.stride, some, panel, width, true, all.scores(r) + i, kScoreStride); };
                 if (in_place) add(keys_in_place(key_slots, chunk + i, chunk + count));
                 else add(packed(reinterpret_cast<const bf16*>(scratch.keys.data() + i * words)));
             }
@@ -114,8 +114,8 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             interleave(values[i], values[i + 1], width, i, panel_stride, scratch.values.data());
         }
         for (int64_t column = 0; column < width; column += kPanel)
-            pairs.add(all.weights(0), kChunk, rows, packed(scratch.values.data() + column / kPanel * panel_stride), padded, false,
-                      all.results(0) + column, padded_width);
+            pairs.add(all.weights(0), kWeightStride, rows, packed(scratch.values.data() + column / kPanel * panel_stride), padded, false,
+                      all.results(0) + column, all.stride);
     }
     all.finish();
 }

@@ -72,10 +72,10 @@ void score_keys(const Reads& reads, const Query* queries, PieceRows& rows) {
         int64_t n = std::min(kTogether, reads.num_keys() - i);
         for (int64_t j = 0; j < n; j++) {
             int64_t row = reads.parts[i + j].head * rows.rows;
-            some[j] = {reinterpret_cast<const T*>(reads.at(i + j)), queries + row * rows.padded_width,
+            some[j] = {reinterpret_cast<const T*>(reads.at(i + j)), queries + row * rows.stride,
                        rows.scores(row) + reads.parts[i + j].slot, reads.at(i + j + kTogether)};
         }
-        add_keys_in_place(some, n, rows.padded_width, rows.rows, rows.op.width);
+        add_keys_in_place(some, n, rows.stride, rows.rows, rows.op.width);
     }
 }
 
@@ -94,7 +94,7 @@ void add_values(const Reads& reads, int64_t written, PieceRows& rows) {
             slots[j] = first.slot + j < written ? values + j % kSlots * rows.op.width : zeros;
         }
         int64_t row = first.head * rows.rows;
-        add_values_in_place(rows.weights(row) + first.slot, rows.rows, slots, rows.op.width, rows.results(row), rows.padded_width, ahead,
+        add_values_in_place(rows.weights(row) + first.slot, rows.rows, slots, rows.op.width, rows.results(row), rows.stride, ahead,
                             i % kTogether / kPartsOfChain);
     }
 }

@@ -3,9 +3,8 @@
 #pragma once
 #include <cfloat>
 
-#include "attention.h"
 #include "../vec/buffer.h"
-#include "../vec/pairs.h"
+#include "rounded_weights.h"
 
 namespace {
 
@@ -18,13 +17,13 @@ struct Scratch {
     static void fit(Buffer<T>& v, int64_t size) {
         if (static_cast<int64_t>(v.size()) < size) v.resize(size);
     }
-    void fit(int64_t rows, int64_t width, int64_t padded_width) {
+    void fit(int64_t rows, int64_t width, int64_t padded_width, int64_t stride) {
         query.assign(padded_width, 0.0f);
-        fit(queries, rows * padded_width);
-        fit(weights, rows * kChunk);
+        fit(queries, rows * stride);
+        fit(weights, rows * kWeightStride);
         fit(values, kChunk * padded_width);
-        fit(scores, rows * kChunk);
-        fit(results, rows * padded_width);
+        fit(scores, rows * kScoreStride);
+        fit(results, rows * stride);
         fit(maxima, rows);
         fit(sums, rows);
         fit(scales, 2 * kChunk);
@@ -46,26 +45,27 @@ struct PieceRows {
     const Pass& pass;
     const Piece& piece;
     Scratch& scratch;
-    int64_t sharing, rows, padded_width;  // query heads per key/value head; rows of one of these
+    int64_t sharing, rows;         // query heads per key/value head; rows of one of these
+    int64_t padded_width, stride;  // of queries and results; from one row to the next, in elements
     PieceRows(const Op& o, const Pass& p, const Piece& i, Scratch& s)
         : op(o), pass(p), piece(i), scratch(s), sharing(o.num_heads / o.num_kv_heads), rows(i.num_tokens() * sharing),
-          padded_width(padded_depth(o.width)) {
-        scratch.fit(count(), op.width, padded_width);
+          padded_width(padded_depth(o.width)), stride((padded_width / kPairStep | 1) * kPairStep) {
+        scratch.fit(count(), op.width, padded_width, stride);
     }
     int64_t count() const { return rows * piece.num_heads; }
     int64_t token(int64_t r) const { return piece.token(r % rows / sharing); }
     int64_t head(int64_t r) const { return (piece.head + r / rows) * sharing + r % sharing; }
-    bf16* queries(int64_t r) { return scratch.queries.data() + r * padded_width; }
+    bf16* queries(int64_t r) { return scratch.queries.data() + r * stride; }
     // All queries, as they are multiplied in place.
     const bf16* all_queries(const bf16*) { return scratch.queries.data(); }
     const float* all_queries(const float*) {
-        Scratch::fit(scratch.widened, count() * padded_width);
-        for (int64_t i = 0; i < count() * padded_width; i++) scratch.widened[i] = widen(scratch.queries[i]);
+        Scratch::fit(scratch.widened, count() * stride);
+        for (int64_t i = 0; i < count() * stride; i++) scratch.widened[i] = widen(scratch.queries[i]);
         return scratch.widened.data();
     }
-    float* scores(int64_t r) { return scratch.scores.data() + r * kChunk; }
-    bf16* weights(int64_t r) { return scratch.weights.data() + r * kChunk; }
-    float* results(int64_t r) { return scratch.results.data() + r * padded_width; }
+    float* scores(int64_t r) { return scratch.scores.data() + r * kScoreStride; }
+    bf16* weights(int64_t r) { return scratch.weights.data() + r * kWeightStride; }
+    float* results(int64_t r) { return scratch.results.data() + r * stride; }
 
     void start() {
         for (int64_t r = 0; r < count(); r++) {
@@ -86,15 +86,31 @@ struct PieceRows {
             slots_of(op.keys, op, pass, piece, 1, h).scales(chunk, count, padded, key_scales);
             slots_of(op.values, op, pass, piece, 1, h).scales(chunk, count, padded, value_scales);
         }
-        for (int64_t r = h * rows; r < (h + 1) * rows; r++) {
+        auto row = [&](int64_t r) {
             int64_t own = pass.positions[token(r)] - chunk;
-            float* s = scores(r);
-            if (scaled) scale_row(s, key_scales, padded);
-            float kept = softmax_chunk(s, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r], &scratch.sums[r]);
-            rescale(results(r), padded_width, kept);
-            if (scaled) scale_row(s, value_scales, padded);
-            round_row(s, padded, weights(r));
+            return ScoreRow(scores(r), padded, own - window + 1, own);
+        };
+        constexpr int64_t kTogether = 4;  // rows: what finding a maximum waits for is hidden behind those of others
+        for (int64_t r = h * rows, end = r + rows, last; r < end; r = last) {
+            last = std::min(end, r + kTogether);
+            float tops[kTogether];
+            for (int64_t i = r; i < last; i++) {
+                if (scaled) scale_row(scores(i), key_scales, padded);
+                tops[i - r] = row(i).top(op.soft_cap, scratch.maxima[i]);
+            }
+            for (int64_t i = r; i < last; i++) weigh(i, row(i), tops[i - r], scaled ? value_scales : nullptr);
         }
+    }
+    void weigh(int64_t r, const ScoreRow& row, float top, const float* scales) {
+        float &maximum = scratch.maxima[r], &sum = scratch.sums[r], added = row.weigh(top, scales, weights(r));
+        if (top == maximum) {
+            sum += added;
+            return;
+        }
+        float kept = first_lane(exp_of_weight(splat(maximum - top)));
+        rescale(results(r), padded_width, kept);
+        sum = sum * kept + added;
+        maximum = top;
     }
     void finish() {
         for (int64_t r = 0; r < count(); r++) {
@@ -103,9 +119,9 @@ struct PieceRows {
                 continue;
             }
             int64_t at = token(r) * op.y_stride + head(r) * op.width;
-            float* y = op.y_rounded ? results(r) : op.y + at;
+            float *y = op.y_rounded ? results(r) : op.y + at, inverse = 1.0f / scratch.sums[r];
             // + 0: whether a sum is -0 or 0 depends on how many zeros follow the last value
-            for (int64_t i = 0; i < op.width; i++) y[i] = (results(r)[i] + 0.0f) / scratch.sums[r];
+            for (int64_t i = 0; i < op.width; i++) y[i] = (results(r)[i] + 0.0f) * inverse;
             if (op.y_rounded) round_row(y, op.width, reinterpret_cast<bf16*>(op.y) + at);
         }
     }

@@ -87,9 +87,7 @@ bool fill_panel(const Op& op, const Pass& pass, int64_t n, int64_t end) {
 
 // Norms a head, if there is a weight for that, and rotates it.
 void norm_and_rotate(const Op& op, int64_t position, const float* x, const float* weight, float* to) {
-    static thread_local Buffer<float> normed;  // of its own: rotating in place would not be vectorised
-    normed.resize(op.width);
-    if (weight) norm(x, weight, normed.data(), op.width, op.eps), x = normed.data();
+    if (weight) norm(x, weight, to, op.width, op.eps), x = to;
     rotate_head(op, position, x, to);
 }
 

@@ -45,7 +45,7 @@ struct KeyPart {
     const char* ahead;  // what is prefetched while this is multiplied
 };
 
-// scores[row * kChunk ..] = queries[row] * the keys of each panel; panels are independent, so their sums hide the latency of
+// scores[row * kScoreStride ..] = queries[row] * the keys of each panel; panels are independent, so their sums hide the latency of
 // additions.
 template <int MR, int NP, class T>
 __attribute__((noinline)) void multiply_keys(const KeyPart<T>* parts, int64_t stride, int64_t num_pairs) {
@@ -53,7 +53,7 @@ __attribute__((noinline)) void multiply_keys(const KeyPart<T>* parts, int64_t st
         last = std::min(num_pairs, first + Chain::kPairs);
         Chain sum[NP][MR];
         UNROLL for (int p = 0; p < NP; p++)
-            UNROLL for (int m = 0; m < MR; m++) sum[p][m].start(parts[p].scores + m * kChunk, first == 0);
+            UNROLL for (int m = 0; m < MR; m++) sum[p][m].start(parts[p].scores + m * kScoreStride, first == 0);
         for (int64_t pair = first; pair < last; pair++)
             UNROLL for (int p = 0; p < NP; p++) {
                 Pair right = key_pair(parts[p].panel, pair);
@@ -61,7 +61,7 @@ __attribute__((noinline)) void multiply_keys(const KeyPart<T>* parts, int64_t st
                 UNROLL for (int m = 0; m < MR; m++) sum[p][m].add(same_pair(parts[p].queries + m * stride + 2 * pair), right);
             }
         UNROLL for (int p = 0; p < NP; p++)
-            UNROLL for (int m = 0; m < MR; m++) sum[p][m].finish(parts[p].scores + m * kChunk, first == 0);
+            UNROLL for (int m = 0; m < MR; m++) sum[p][m].finish(parts[p].scores + m * kScoreStride, first == 0);
     }
 }
 
@@ -78,7 +78,7 @@ __attribute__((noinline)) void multiply_values(const bf16* weights, const T* con
         const char* next = ahead[pair % kTogether] + at + pair / kTogether * pair_bytes<T>(width) + pair_bytes<T>(column);
         UNROLL for (int64_t i = 0; i < pair_bytes<T>(NV * kLanes); i += 64) prefetch(next + i);
         Pair left[MR];
-        UNROLL for (int m = 0; m < MR; m++) left[m] = same_pair(weights + m * kChunk + 2 * pair);
+        UNROLL for (int m = 0; m < MR; m++) left[m] = same_pair(weights + m * kWeightStride + 2 * pair);
         UNROLL for (int v = 0; v < NV; v++) {
             Pair right = value_pair(even + v * kLanes, odd + v * kLanes);
             UNROLL for (int m = 0; m < MR; m++) sum[m][v].add(left[m], right);

@@ -14,6 +14,7 @@
 namespace {
 
 constexpr int64_t kGroup = 4;  // panels per piece of work, at most
+constexpr int64_t kStreamedBytes = 8 << 20;  // of a result that does not stay in the caches: it is stored past them
 
 // How many elements apart rounded rows are: an odd number of lines, so that rows do not share a few sets of the caches.
 int64_t row_stride(const Op& op) { return op.x_rounded ? op.x_stride : (padded_depth(op.width) / kPairStep | 1) * kPairStep; }
@@ -63,8 +64,14 @@ struct PanelSums {
     float* at(int64_t panel, int64_t row) const { return p + (panel * rows + row) * kPanel; }
 };
 
+bool is_streamed(const Op& op, int64_t num_rows) {
+    bool whole_lines = op.out_width % kLanes == 0 && op.y_stride % kLanes == 0 && reinterpret_cast<uintptr_t>(op.y) % 64 == 0;
+    return !op.activation && whole_lines && num_rows * op.out_width * static_cast<int64_t>(sizeof(float)) >= kStreamedBytes;
+}
+
 // Adds what follows the sums of some rows, from `m` of them on, and stores them: all panels of a row at a time, since rows of y
 // are far apart.
+template <bool kStreamed>
 void finish(const Op& op, int64_t row, int64_t m, int64_t num_rows, int64_t first, int64_t panels, const PanelSums& sums) {
     for (int64_t last = m + num_rows; m < last; m++)
         for (int64_t panel = 0; panel < panels; panel++)
@@ -73,7 +80,9 @@ void finish(const Op& op, int64_t row, int64_t m, int64_t num_rows, int64_t firs
                 Vec y = load(sums.at(panel, m) + i);
                 if (op.bias) y = y + load(op.bias + n, mask);
                 if (op.z) y = load(op.z + (row + m) * op.z_stride + n, mask) + y;
-                store(op.y + (row + m) * op.y_stride + n, mask, y);
+                float* to = op.y + (row + m) * op.y_stride + n;
+                if (kStreamed) _mm512_stream_ps(to, y);
+                else store(to, mask, y);
             }
 }
 
@@ -106,6 +115,7 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t fitting = std::clamp<int64_t>(Pairs::kPanelBytes / (parts * num_k * kPanel * 2), 1, kGroup);
     Division by{Pairs::rows_together(num_k), Pairs::kKeepsRows ? Pairs::kRowsAtOnce : 1, fitting, Pairs::kKeepsRows};
     Pairs pairs;
+    bool streamed = is_streamed(op, num_rows);
     for_each_piece(num_rows, num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t first, int64_t panels) {
         const bf16* parts_of[2] = {weight + first * kPanel * num_k, weight + (num_panels + first) * kPanel * num_k};
         Pairs::Ahead ahead[2] = {{parts_of[0], panels, num_k, rows}, {parts_of[1], panels, num_k, rows}};
@@ -130,8 +140,10 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
             for (int64_t i = 0; op.v && i < parts * panels; i++)
                 add_low_rank(op, row + m, count, i / panels * num_panels + first + i % panels, 1, sums.at(i, m), kPanel);
             if (op.activation) finish_activated(op, row, m, count, first, panels, sums);
-            else finish(op, row, m, count, first, panels, sums);
+            else if (streamed) finish<true>(op, row, m, count, first, panels, sums);
+            else finish<false>(op, row, m, count, first, panels, sums);
         });
     });
+    if (streamed) _mm_sfence();
 }
 #endif

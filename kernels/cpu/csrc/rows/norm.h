@@ -12,7 +12,10 @@ inline float inverse_rms(const float* x, int64_t width, float eps) {
     return 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
 }
 
+// y may be x.
 inline void norm(const float* x, const float* weight, float* y, int64_t width, float eps) {
     float r = inverse_rms(x, width, eps);
-    for (int64_t i = 0; i < width; i++) y[i] = x[i] * r * weight[i];
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) store(y + i, load(x + i) * splat(r) * load(weight + i));
+    for (; i < width; i++) y[i] = x[i] * r * weight[i];
 }

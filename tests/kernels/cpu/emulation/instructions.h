@@ -105,6 +105,7 @@ __attribute__((noinline)) inline void masked_store(float* p, unsigned mask, __m5
 #define _mm512_cvtps_epi32(v) emulation::integers(v)
 #define _mm512_maskz_loadu_ps(mask, p) emulation::masked_load(mask, p)
 #define _mm512_mask_storeu_ps(p, mask, v) emulation::masked_store(p, mask, v)
+#define _mm512_stream_ps(p, v) _mm512_storeu_ps(p, v)
 
 #include "bf16.h"
 #include "bytes.h"
