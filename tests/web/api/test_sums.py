@@ -1,6 +1,6 @@
 """After a random run, the sums of counters, ledger records, log lines, spans and reported usage are equal.
 
-A thousand requests of several tenants use every endpoint, whole and streamed, on a runtime that is too small for
+Hundreds of requests of several tenants use every endpoint, whole and streamed, on a runtime that is too small for
 them: some leave, some are refused, some steps fail, many are preempted. Once no account is open all sums are equal, and
 every usage reported to a client equals its record.
 """
@@ -34,7 +34,6 @@ from tests.web.fakes import Exchange
 from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface
 from tests.web.telemetry.spans import KeepingTracer
 
-NUM_REQUESTS = 1000
 NUM_AT_ONCE = 40
 TENANTS = ("ada", "blaise", "charles")
 POISON = 3999
@@ -115,11 +114,11 @@ async def send_request(http: HttpClient, sent: SentRequest) -> None:
 
 
 @pytest.mark.timeout(600)  # for a thousand requests
-@pytest.mark.parametrize("seed", [1])
-async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> None:
+@pytest.mark.parametrize(("seed", "num_requests"), [(1, 400), pytest.param(2, 1000, marks=pytest.mark.slow)])
+async def test_all_sums_are_equal(seed: int, num_requests: int, autojump_clock: trio.abc.Clock) -> None:
     """Counters == records == log == spans, and records == the usage reported to clients."""
     rng = random.Random(seed)
-    requests = [SentRequest(draw_plan(rng)) for _ in range(NUM_REQUESTS)]
+    requests = [SentRequest(draw_plan(rng)) for _ in range(num_requests)]
     journal, tracer = KeptJournal(), KeepingTracer()
     dials = Dials(step_seconds=0.01, poison_token_id=POISON)
     runtime = small_runtime(
@@ -154,8 +153,8 @@ async def test_all_sums_are_equal(seed: int, autojump_clock: trio.abc.Clock) -> 
     check_mixture(records, requests, counters)
     check_counters(list(records.values()), counters)
     check_reported_usage(records, requests)
-    check_log(records, lines, counters)
-    check_spans(records, tracer)
+    check_log(records, lines, counters, num_requests)
+    check_spans(records, tracer, num_requests)
 
 
 def restored(closed: list[UsageRecord]) -> list[UsageRecord]:
@@ -171,8 +170,9 @@ def restored(closed: list[UsageRecord]) -> list[UsageRecord]:
 def check_mixture(records: dict[str, UsageRecord], requests: list[SentRequest], counters: dict[str, float]) -> None:
     """The run contains enough of each kind of request."""
     outcomes = Counter(record.outcome for record in records.values())
-    assert min(outcomes[outcome] for outcome in Outcome) > 20 and outcomes[Outcome.FINISHED] > NUM_REQUESTS / 2
-    assert counters["num_preemptions_total"] > 50 and counters["recomputed_tokens_total"] > 0
+    assert min(outcomes[outcome] for outcome in Outcome) > len(requests) / 50
+    assert outcomes[Outcome.FINISHED] > len(requests) / 2
+    assert counters["num_preemptions_total"] > len(requests) / 20 and counters["recomputed_tokens_total"] > 0
     assert {record.tenant for record in records.values()} == set(TENANTS)
     assert {sent.plan.surface.name for sent in requests if sent.reported().finals} == {s.name for s in SURFACES}
     assert {status for sent in requests if (status := sent.status)} >= {200, 400, 500}
@@ -244,10 +244,10 @@ def numbers_of(record: UsageRecord, like: Numbers) -> Numbers:
     )
 
 
-def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[str, float]) -> None:
+def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[str, float], num_requests: int) -> None:
     """One line per request with its record's numbers; the last sums of the cache equal the counters."""
     done = [line for line in lines if line["event"] == "request.done"]
-    assert len(done) == NUM_REQUESTS
+    assert len(done) == num_requests
     opened = {line["request_id"]: line for line in done if line["request_id"] in records}
     assert opened.keys() == records.keys()
     for request_id, line in opened.items():
@@ -263,12 +263,12 @@ def check_log(records: dict[str, UsageRecord], lines: list[Any], counters: dict[
     assert stats["total_requests"] == counters["request_cached_tokens_count"]
 
 
-def check_spans(records: dict[str, UsageRecord], tracer: KeepingTracer) -> None:
+def check_spans(records: dict[str, UsageRecord], tracer: KeepingTracer, num_requests: int) -> None:
     """One span per request, with or without an account, with exactly the numbers of its record."""
     spans = [dict(span.attributes or {}) for span in tracer.all_spans()]
-    assert len(spans) == NUM_REQUESTS and tracer.num_dropped == 0
+    assert len(spans) == num_requests and tracer.num_dropped == 0
     by_id = {span["quipu.request_id"]: span for span in spans}
-    assert len(by_id) == NUM_REQUESTS
+    assert len(by_id) == num_requests
     for request_id, span in by_id.items():
         record = records.get(request_id)
         names = ("input_tokens", "cache_read.input_tokens", "cache_creation.input_tokens", "output_tokens")

@@ -24,7 +24,6 @@ from tests.traps.wire import body, over_http, samples, settle
 
 LOOKUP = "/v1/cache/lookup"
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-NUM_BODIES = 500
 WORDS = ("cord", "knot", "cotton", "twist", "dye", "village", "tribute", "harvest", "llama", "bridge", "maize")
 
 
@@ -135,13 +134,16 @@ async def settle_requests(client: Client) -> None:
 
 
 @pytest.mark.timeout(600)  # for a thousand requests
-@pytest.mark.parametrize("num_engines", [1, 2])
-async def test_look_ups_are_right_and_leave_no_trace(num_engines: int, autojump_clock: trio.abc.Clock) -> None:
+@pytest.mark.parametrize(
+    ("num_engines", "num_bodies"), [(1, 200), (2, 100), pytest.param(1, 500, marks=pytest.mark.slow)]
+)
+async def test_look_ups_are_right_and_leave_no_trace(
+    num_engines: int, num_bodies: int, autojump_clock: trio.abc.Clock
+) -> None:
     """Look-ups have the numbers of their requests, and change neither blocks, nor the order of eviction, nor counters.
 
     With two engines, the one that is asked is the one that then serves.
     """
-    num_bodies = NUM_BODIES if num_engines == 1 else NUM_BODIES // 5
     settings = {"num_blocks": 48, "num_engines": num_engines}
     asked = await run(num_bodies, with_look_ups=True, **settings)
     unasked = await run(num_bodies, with_look_ups=False, **settings)
