@@ -1,8 +1,8 @@
 """Sends the requests of an audit: within its budget, never more at once than allowed, each with a deadline.
 
-No request raises. One that cannot be sent any more, because the budget is spent or the server has stopped answering,
-ends as an exchange with the failure `budget` or `gone`. Redirects are not followed, and nothing is sent twice but what
-was refused with 429 or 503.
+No request raises. One that cannot be sent any more, because the budget is spent, the time is over or the server has
+stopped answering, ends as an exchange with the failure `budget`, `late` or `gone`. Redirects are not followed, and
+nothing is sent twice but what was refused with 429 or 503.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class Asker:
     budget: int
     timeout_s: float
     concurrency: int
+    max_time_s: float
     estimate: Callable[[Ask], int]
     """How many tokens a request will take, at most."""
     spent: int = 0
     num_requests: int = 0
     most_open: int = 0
-    is_spent: bool = False
-    is_gone: bool = False
-    last_failure: Failure | None = None
+    stopped: Failure | None = None
+    """Why nothing more is sent."""
+    _began_s: float = attrs.field(factory=anyio.current_time)
     _reserved: int = 0
     _num_open: int = 0
     _num_failures: int = 0
@@ -84,12 +85,11 @@ class Asker:
         return [ended[place] for place in range(len(asks))]
 
     def _why_not(self, tokens: int) -> Failure | None:
-        if self.is_gone:
-            return Failure("gone", "the server had stopped answering")
-        if self.spent + self._reserved + tokens > self.budget:
-            self.is_spent = True
-            return Failure("budget", f"--budget {self.budget} is spent")
-        return None
+        if self.stopped is None and self.spent + self._reserved + tokens > self.budget:
+            self.stopped = Failure("budget", f"the budget of {self.budget} tokens is spent")
+        if self.stopped is None and anyio.current_time() > self._began_s + self.max_time_s:
+            self.stopped = Failure("late", f"{self.max_time_s:g} s are over")
+        return self.stopped
 
     async def _ask_once(self, ask: Ask) -> tuple[Exchange, float | None]:
         """Send one request; return how it ended, and after how long to send it again, if at all."""
@@ -150,9 +150,10 @@ class Asker:
         if exchange.failure is None or exchange.failure.kind not in _GONE:
             self._num_failures = 0
             return
-        self.last_failure = exchange.failure
         self._num_failures += 1
-        self.is_gone = self._num_failures >= MAX_FAILURES
+        if self._num_failures >= MAX_FAILURES:
+            last = f"{exchange.failure.kind}: {exchange.failure.message}"
+            self.stopped = Failure("gone", f"the server no longer answers: {last}")
 
 
 async def _refusal(answer: httpx2.Response) -> Failure | None:
@@ -169,7 +170,6 @@ async def _refusal(answer: httpx2.Response) -> Failure | None:
 
 
 def _error_text(content: bytes) -> str:
-
     try:
         return message_of(orjson.loads(content))
     except (orjson.JSONDecodeError, RecursionError):  # it may be nested a thousand times

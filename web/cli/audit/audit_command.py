@@ -62,6 +62,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         budget=arguments.budget,
         concurrency=arguments.concurrency,
         timeout_s=arguments.timeout,
+        max_time_s=arguments.max_time,
     )
 
 

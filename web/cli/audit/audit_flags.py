@@ -38,6 +38,7 @@ def make_parser() -> OneLineParser:
     add("--budget", type=_positive, default=400_000, metavar="TOKENS", help="stop before more tokens are used")
     add("--concurrency", type=_positive, default=4, metavar="N", help="most requests at a time")
     add("--timeout", type=_seconds, default=120.0, metavar="S", help="time after which a request has failed")
+    add("--max-time", type=_seconds, default=3600.0, metavar="S", help="stop after so many seconds")
     add("--json", action="store_true", help="print a JSON object instead of a table")
     add("--html", type=Path, metavar="FILE", help="also write a page")
     add("--compare", nargs="+", type=Path, metavar="FILE", help="print a table of saved JSON instead of an audit")

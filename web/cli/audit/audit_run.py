@@ -56,6 +56,7 @@ class Plan:
     budget: int
     concurrency: int
     timeout_s: float
+    max_time_s: float
 
 
 @attrs.frozen
@@ -84,16 +85,11 @@ async def run_audit(
         target = attrs.evolve(target, model=await find_first_model(http, target))
     draw = draw or random.SystemRandom()
     scale = Scale()
-    asker = Asker(target, http, plan.budget, plan.timeout_s, plan.concurrency, scale.estimate)
+    asker = Asker(target, http, plan.budget, plan.timeout_s, plan.concurrency, plan.max_time_s, scale.estimate)
     say(f"{target.model}: looking which APIs answer")
     probed = await probe(asker, scale, plan.apis, plan.prompt_tokens, plan.prompt_format, draw)
     auditor = Auditor(asker, scale, probed.prompt_tokens, draw, list(probed.findings), say)
     times = await _run_checks(auditor, plan, probed.apis, http)
-    stopped = None
-    if asker.is_spent:
-        stopped = f"the budget of {plan.budget} tokens is spent"
-    elif asker.is_gone:
-        stopped = f"{asker.last_failure.kind}: {asker.last_failure.message}" if asker.last_failure else "no answers"
     return Outcome(
         asker.target,
         tuple(auditor.findings),
@@ -101,7 +97,7 @@ async def run_audit(
         probed.prompt_tokens,
         asker.num_requests,
         asker.spent,
-        stopped,
+        None if asker.stopped is None else asker.stopped.message,
     )
 
 

@@ -96,7 +96,7 @@ class Auditor:
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be sent."""
-        return self.asker.is_spent or self.asker.is_gone
+        return self.asker.stopped is not None
 
 
 def _is_doubted(trials: Sequence[Trial]) -> bool:

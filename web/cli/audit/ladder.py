@@ -119,19 +119,17 @@ def judge_counts(exchanges: Sequence[Exchange]) -> Trial:
     return Trial(True, f"{len(exchanges)} responses") if seen else Trial(None, "the server does not say")
 
 
-def judge_zero(all_rungs: Sequence[Rungs]) -> Trial:
-    """Judge whether new prompts lack a count that repeated ones have."""
-    hits = [exchange for rungs in all_rungs for exchange in rungs.warms if exchange.cached]
-    colds = [rungs.cold for rungs in all_rungs if rungs.cold.is_answered]
-    said = [cold for cold in colds if cold.cached is not None]
-    if said and len(said) == len(colds):
-        return Trial(True, f"{said[0].cached} is said", (said[0],))
+def judge_zero(rungs: Rungs) -> Trial:
+    """Judge whether a new prompt lacks a count that it has when it is repeated."""
+    cold, hits = rungs.cold, [exchange for exchange in rungs.warms if exchange.cached]
+    if cold.cached is not None:
+        return Trial(True, f"{cold.cached} is said", (cold,))
     if not hits:
-        return Trial(None, "no hit was seen, so nothing is known of what is said without one", tuple(colds[:1]))
-    if said or len(colds) < 2 or len(hits) < 2 or not all(cold.usages for cold in colds):
-        return Trial(None, f"said {len(said)} times of {len(colds)}", tuple(colds[:1]))
+        return Trial(None, "no hit was seen, so nothing is known of what is said without one", (cold,))
+    if not cold.usages or len(hits) < len(rungs.warms):
+        return Trial(None, "a count is missing", (cold, hits[0]))
     reason = f"no count with a new prompt, {hits[0].cached} with a repeated one: 0 and unknown look the same"
-    return Trial(False, reason, (colds[0], hits[0]), is_certain=True)
+    return Trial(False, reason, (cold, hits[0]))
 
 
 def judge_once(streams: Sequence[Exchange]) -> Trial:

@@ -28,7 +28,7 @@ _LEAST = 2
 """Ladders of each kind, before any doubt."""
 _SMALLER = 0.25
 """The length of the prompts with which a fault is shown, if it shows there too."""
-_SHOWN_SMALLER = ("cold", "counts", "total", "prefix")
+_SHOWN_SMALLER = ("zero", "cold", "counts", "total", "prefix")
 
 
 async def climb_all(auditor: Auditor, api: str, is_stream: bool) -> list[Rungs]:
@@ -45,7 +45,7 @@ async def climb_all(auditor: Auditor, api: str, is_stream: bool) -> list[Rungs]:
         return []
     floor = auditor.floor(api)
     found = {
-        "zero": [judge_zero(ladders)],
+        "zero": [judge_zero(rungs) for rungs in ladders],
         "cold": [judge_cold(rungs, floor) for rungs in ladders],
         "counts": [judge_counts(exchanges)],
         "total": [judge_total(rungs) for rungs in ladders],
@@ -64,6 +64,7 @@ async def climb_all(auditor: Auditor, api: str, is_stream: bool) -> list[Rungs]:
 def _with_smaller(findings: Sequence[Finding], rungs: Rungs, floor: int) -> list[Finding]:
     """Show what is false with shorter prompts, where it is false of them as well."""
     trials = {
+        "zero": judge_zero(rungs),
         "cold": judge_cold(rungs, floor),
         "counts": judge_counts(rungs.all()),
         "total": judge_total(rungs),
@@ -143,7 +144,7 @@ def judge_pairs(plain: Sequence[Exchange], other: Sequence[Exchange], name: str)
 
 def _is_doubted(ladders: Sequence[Rungs], floor: int) -> bool:
     for rungs in ladders:
-        trials = (judge_cold(rungs, floor), judge_prefix(rungs), judge_total(rungs))
+        trials = (judge_zero(rungs), judge_cold(rungs, floor), judge_prefix(rungs), judge_total(rungs))
         if any(trial.is_held is False for trial in trials):
             return True
     return False

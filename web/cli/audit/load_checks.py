@@ -16,7 +16,9 @@ _MAX_ROUNDS = 16
 
 async def try_parallel(auditor: Auditor, api: str) -> Trial:
     """Send one new prompt several times at once, and longer ones that begin with it: somebody has to compute it."""
-    num = max(2, auditor.asker.concurrency)
+    num = auditor.asker.concurrency
+    if num < 2:
+        return Trial(None, "with --concurrency 1 nothing runs in parallel", is_offered=False)
     prompt = auditor.new_prompt(api)
     same = await auditor.asker.ask_together([Ask(api, (prompt,))] * num)
     tokens = round(0.4 * auditor.prompt_tokens)
@@ -29,13 +31,12 @@ async def try_parallel(auditor: Auditor, api: str) -> Trial:
     bound = max(exchange.prompt or 0 for exchange in same)
     least = min(same, key=lambda exchange: exchange.cached or 0)
     most = max(branched, key=lambda exchange: exchange.cached or 0)
-    if auditor.asker.concurrency > 1 and (least.cached or 0) > auditor.floor(api):
+    if (least.cached or 0) > auditor.floor(api):
         reason = f"each of {num} requests with one new prompt says {least.cached} or more of {bound} tokens were cached"
         return Trial(False, reason, (least,))
     if bound and min(exchange.cached or 0 for exchange in branched) > bound + SLACK:
-        return Trial(
-            False, f"{most.cached} tokens are said to be cached where at most {bound} are shared", (least, most)
-        )
+        reason = f"{most.cached} tokens are said to be cached where at most {bound} are shared"
+        return Trial(False, reason, (least, most))
     return Trial(True, f"{num} at once: {least.cached} to {most.cached} of {bound} shared tokens", (least, most))
 
 
@@ -104,9 +105,8 @@ async def try_pressure(auditor: Auditor, api: str) -> Trial:
     if (after.cached or 0) > (before[1].cached or 0) + SLACK and before[1].cached:
         return Trial(None, f"{before[1].cached} before, {after.cached} after", (before[1], after))
     fate = "evicted" if (after.cached or 0) < (before[1].cached or 0) else "not evicted"
-    return Trial(
-        True, f"{before[1].cached} before, {after.cached} after {len(seen)} others: {fate}", (before[1], after)
-    )
+    text = f"{before[1].cached} before, {after.cached} after {len(seen)} others: {fate}"
+    return Trial(True, text, (before[1], after))
 
 
 def too_much(exchanges: list[Exchange]) -> Trial | None:

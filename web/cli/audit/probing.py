@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import anyio
 import attrs
 import httpx2
 import msgspec
@@ -48,11 +49,12 @@ async def find_first_model(http: httpx2.AsyncClient, target: Target) -> str:
     """Return the first model of `GET /v1/models`. Raises NothingToAudit."""
     url = f"{target.url}/v1/models"
     try:
-        async with http.stream("GET", url, headers=headers_of(Ask("chat", ()), target), timeout=_PATIENCE_S) as answer:
-            if answer.status_code != _OK:
-                key = ": give --key" if answer.status_code in (401, 403) else "; name a model with --model"
-                raise NothingToAudit(f"GET {url} was answered {answer.status_code}{key}")
-            content = await read_at_most(answer, MAX_BYTES)
+        with anyio.fail_after(_PATIENCE_S):
+            async with http.stream("GET", url, headers=headers_of(Ask("chat", ()), target)) as answer:
+                if answer.status_code != _OK:
+                    key = ": give --key" if answer.status_code in (401, 403) else "; name a model with --model"
+                    raise NothingToAudit(f"GET {url} was answered {answer.status_code}{key}")
+                content = await read_at_most(answer, MAX_BYTES)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         raise NothingToAudit(f"GET {url}: {printable(str(error) or type(error).__name__)[:200]}") from error
     try:

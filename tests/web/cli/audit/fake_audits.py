@@ -35,6 +35,7 @@ def audit_until(end_s: float, server: httpx2.AsyncBaseTransport, seed: int = 0, 
         "budget": 10_000_000,
         "concurrency": 4,
         "timeout_s": 120.0,
+        "max_time_s": math.inf,
     }
 
     async def main() -> Outcome | None:

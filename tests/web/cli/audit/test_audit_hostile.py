@@ -16,7 +16,7 @@ from quipu.web.cli.audit.probing import NothingToAudit
 from quipu.web.cli.audit.request_body import Target
 from quipu.web.cli.audit.verdicts import Verdict
 from tests.web.cli.audit.fake_audits import URL, audit, audit_until, verdicts_of
-from tests.web.cli.audit.fake_server import Body, FakeServer
+from tests.web.cli.audit.fake_server import Body, FakeServer, Truth
 
 Pieces = Callable[[], AsyncIterator[bytes]]
 
@@ -141,6 +141,14 @@ def test_budget_is_kept() -> None:
     assert outcome.stopped == "the budget of 20000 tokens is spent"
 
 
+def test_slow_servers() -> None:
+    """A list of models that drips ends within half a minute, an audit within its time."""
+    with pytest.raises(NothingToAudit, match="GET http://fake/v1/models"):
+        audit(Hostile(endless(b"x", 20.0)), **CHAT)
+    outcome = audit(FakeServer(Truth(prefill_s=0.1)), **CHAT, max_time_s=100.0)
+    assert outcome.stopped == "100 s are over" and outcome.num_requests < 20
+
+
 @pytest.mark.parametrize("end_s", [0.7, 2.0, 4.5])
 def test_nothing_is_left_open(end_s: float) -> None:
     """An audit that is interrupted, whatever it was doing, leaves no request open."""
@@ -161,6 +169,6 @@ def test_server_that_stops_answering() -> None:
 
     server = Dying()
     outcome = audit(server, **NAMED)
-    assert outcome.stopped == "timeout: no end within 30 s"
+    assert outcome.stopped == "the server no longer answers: timeout: no end within 30 s"
     assert server.most_open <= 1 + 6
     assert not verdicts_of(outcome, Verdict.FALSE)
