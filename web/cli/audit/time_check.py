@@ -14,7 +14,7 @@ import attrs
 from .ladder import Rungs
 from .verdicts import Trial
 
-_TELLING_S = 0.02
+_TELLING_S = 0.05
 """A new prompt that takes less says nothing about the cache."""
 _SLOW, _SAVING, _FAST = 0.9, 0.7, 0.5
 """Of the time of a new prompt: a repeated one that takes more saved nothing, one that takes less saved some. The last
