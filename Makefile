@@ -158,7 +158,7 @@ test-deploy: install-test $(DEPLOY_VENV)/installed ## check what is in deploy/ a
 	@$(BIN)/python -m tests.deploy $(ARGS)
 
 deploy-packages: ## print the Debian packages that test-deploy needs
-	@echo prometheus nginx haproxy curl nodejs npm \
+	@echo prometheus nginx haproxy curl nodejs npm systemd \
 		golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev
 
 $(DEPLOY_VENV)/installed: tests/deploy/schemas.txt

@@ -69,7 +69,9 @@ def flags() -> Names:
     main = _main()
     found: Names = {}
     bench = [["bench", command] for command in ("serve", "latency", "throughput")]
-    for argv in (["serve"], ["chat"], ["explain", "x"], *bench):
+    alone = [["--version"], ["serve"], ["chat"], ["explain", "x"], ["usage"], ["ledger", "x"], ["keys", "x"]]
+    alone += [["doctor"], ["models"], ["quantize", "x"], ["run-batch"], ["audit"], ["top"], ["completion", "x"]]
+    for argv in (*alone, *bench):
         parser = _parser_of(main, argv)
         for command, inner in _commands(parser):
             found.setdefault(command, set()).update(map(_describe, inner._actions))

@@ -61,7 +61,7 @@ def open_reader(
     folder = None if data_dir is None else LedgerFolder(data_dir)
     if folder is not None:
         if url is None and folder.about() is None and not folder.path.is_dir():
-            raise LedgerError(f"there is no ledger in {data_dir}")
+            raise LedgerError(f"there is no ledger in {data_dir}: name a server's folder with --data-dir")
         url = folder.url_for_reading(url)
     elif url is None:
         raise LedgerError("one of --data-dir and --ledger-url is required")

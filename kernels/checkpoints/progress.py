@@ -1,8 +1,9 @@
-"""The progress of reading a checkpoint: a bar on a terminal, else a log line every few seconds."""
+"""The progress of work that takes seconds: a bar on a terminal, else a log line every few seconds."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from typing import Never
@@ -14,34 +15,44 @@ _INTERVAL_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class LoadProgress:
-    """Counts bytes read, of a known total."""
+class Progress:
+    """Counts what is done, of a known total of bytes or files."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self._num_bytes = num_bytes
-        self._num_read = 0
-        self._started = self._logged = time.monotonic()
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self._what, self._unit = what, unit
+        self._total = total
+        self._num_done = 0
+        self._logged = time.monotonic()
         self._bar: tqdm[Never] | None = None
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+            short = "B" if unit == "bytes" else f" {unit}"
             self._bar = tqdm(
-                desc="loading weights", total=num_bytes, unit="B", unit_scale=True, file=sys.stderr, leave=False
+                desc=what, total=total, unit=short, unit_scale=unit == "bytes", file=sys.stderr, leave=False
             )
 
-    def advance(self, num_bytes: int) -> None:
-        self._num_read += num_bytes
+    def advance(self, count: int) -> None:
+        self._num_done += count
         if self._bar is not None:
-            self._bar.update(num_bytes)
+            self._bar.update(count)
         elif time.monotonic() - self._logged >= _INTERVAL_S:
             self._logged = time.monotonic()
-            _log.info("loading weights: %d %% of %d bytes", 100 * self._num_read // self._num_bytes, self._num_bytes)
+            _log.info("%s: %d %% of %d %s", self._what, 100 * self._num_done // self._total, self._total, self._unit)
 
-    def close(self) -> None:
-        """End the bar and log that loading is done."""
-        self.abandon()
-        _log.info("weights are loaded: %d bytes in %.1f s", self._num_read, time.monotonic() - self._started)
-
-    def abandon(self) -> None:
+    def remove(self) -> None:
         """Remove the bar, for example before an error is reported."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class LoadProgress(Progress):
+    """Counts bytes read of a checkpoint."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__("loading weights", num_bytes, "bytes")
+        self._started = time.monotonic()
+
+    def close(self) -> None:
+        """End the bar and log that loading is done."""
+        self.remove()
+        _log.info("weights are loaded: %d bytes in %.1f s", self._num_done, time.monotonic() - self._started)

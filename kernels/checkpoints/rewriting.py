@@ -23,12 +23,10 @@ import torch
 from .packed_words import pack_bytes, pack_nibbles
 from .quantized import QuantizedLayout, quantize
 from .quantizing import Quantization, is_linear
+from .rewritten_formats import FORMATS
 from .safetensors_writer import NewTensor, SafetensorsWriter
 from .sources import Shape, Source
 from .weights import QUANTIZED_PIECE, open_source
-
-FORMATS = ("int8", "w8a8", "int4", "int4-g32", "int4-g128")
-"""Values of `--format`: as `--quantization`; `w8a8` is int8 made for int8 activations."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 """Files that hold weights, and are not copied; nor are their indexes."""

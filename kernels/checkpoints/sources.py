@@ -161,7 +161,7 @@ class StoredSource:
         return rows
 
     def _error(self, message: str) -> ValueError:
-        self._progress.abandon()
+        self._progress.remove()
         return ValueError(message)
 
 

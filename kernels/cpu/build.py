@@ -16,13 +16,16 @@ import argparse
 import ctypes
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 
-from .compiling import build
+from ..checkpoints.progress import Progress
+from .compiling import Watch, build
 from .instruction_sets import (
     INSTRUCTION_SETS,
     CannotBuild,
@@ -92,7 +95,28 @@ def load(instruction_set: InstructionSet) -> ctypes.CDLL:
             return open_library(packaged)
         except CannotBuild as error:
             _log.warning("compiling the CPU kernels, because those of the package cannot be used: %s", error)
-    return open_library(build(instruction_set))
+    with _shown() as watch:
+        library = build(instruction_set, watch)
+    return open_library(library)
+
+
+@contextmanager
+def _shown() -> Iterator[Watch]:
+    """Show how far compiling is; nothing if everything is compiled already."""
+    progress: Progress | None = None
+
+    def watch(num_done: int, total: int) -> None:
+        nonlocal progress
+        if progress is None:
+            progress = Progress("compiling the CPU kernels", total, "files")
+        if num_done:
+            progress.advance(1)
+
+    try:
+        yield watch
+    finally:
+        if progress is not None:
+            progress.remove()
 
 
 def packaged_library(instruction_set: InstructionSet) -> Path:

@@ -18,13 +18,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from .instruction_sets import CannotBuild, InstructionSet
 
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("g++", "c++", "clang++")
+
+Watch = Callable[[int, int], object]
+"""Called with how many files are compiled, and of how many."""
 
 _PRODUCTS = ("_bf16.cpp", "_quantized.cpp", "_bytes.cpp")
 
@@ -46,7 +49,7 @@ def find_compiler() -> str:
     raise CannotBuild(f"no C++ compiler found (looked for {os.environ.get('CXX') or ', '.join(COMPILERS)})")
 
 
-def build(instruction_set: InstructionSet) -> Path:
+def build(instruction_set: InstructionSet, watch: Watch = lambda num_done, total: None) -> Path:
     """Return the library's file, which is compiled now if it is not cached. Raises CannotBuild."""
     compiler = find_compiler()
     headers = [*sorted(SOURCES.rglob("*.h")), *instruction_set.headers]
@@ -70,8 +73,13 @@ def build(instruction_set: InstructionSet) -> Path:
         if not _is_trusted_file(target):
             _make(target, lambda partial: [compiler, *flags, "-c", str(source), "-o", str(partial)])
 
+    _log.info("compiling the CPU kernels for %s, once on this machine: %d files", instruction_set.name, len(jobs))
+    watch(0, len(jobs))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as compilers:
-        list(compilers.map(compile_one, jobs))
+        compiling = [compilers.submit(compile_one, job) for job in jobs]
+        for num_done, one in enumerate(as_completed(compiling), 1):
+            one.result()
+            watch(num_done, len(jobs))
     objects = [str(path) for _, _, path in jobs]
     _make(library, lambda partial: [compiler, "-shared", "-fopenmp", *objects, "-o", str(partial)])
     _log.info(

@@ -41,7 +41,7 @@ def shown_progress(folder: Path) -> Iterator[None]:
         yield
     finally:
         DefaultModelLoader.get_all_weights = read
-        progress.abandon()
+        progress.remove()
 
 
 def num_stored(folder: Path) -> int:

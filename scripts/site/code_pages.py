@@ -11,7 +11,8 @@ from unittest import mock
 import quipu
 from quipu.actors.accountant.metrics import Metrics
 from quipu.actors.messages.tiers import Tier
-from quipu.web.cli.cli import main
+from quipu.web.cli.cli import COMMANDS, main, make_parser
+from quipu.web.cli.one_line_parser import commands_of
 
 WIDTH = "100"
 
@@ -81,16 +82,9 @@ def commands_page() -> str:
 
 def _commands() -> Iterator[tuple[str, ...]]:
     yield ()
-    for name in _choices(_help()):
+    for name, parser in commands_of(make_parser(with_flags=COMMANDS)).items():
         yield (name,)
-        yield from ((name, inner) for inner in _choices(_help(name)))
-
-
-def _choices(text: str) -> list[str]:
-    """Return the commands among which a usage line has one to choose."""
-    usage = "".join(text.partition("\n\n")[0].split())
-    _, brace, rest = usage.partition("{")
-    return rest.partition("}")[0].split(",") if brace and rest.partition("}")[2] == "..." else []
+        yield from ((name, inner) for inner in commands_of(parser))
 
 
 def _help(*command: str) -> str:

@@ -22,10 +22,29 @@ def complain(message: object, code: int = EXIT_USAGE) -> int:
 def print_result(text: str) -> int:
     """Print the result, and return the exit code: 0, even if its reader has gone."""
     try:
-        print(text, flush=True)
+        print(text)
     except BrokenPipeError:
         silence(sys.stdout)
+    except OSError as error:
+        return _complain_unwritable(error)
+    return flush_output()
+
+
+def flush_output() -> int:
+    """Write what stdout still holds, and return the exit code: 0, even if its reader has gone."""
+    try:
+        if sys.stdout is not None:  # it was closed before the process began
+            sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+    except OSError as error:
+        return _complain_unwritable(error)
     return 0
+
+
+def _complain_unwritable(error: OSError) -> int:
+    silence(sys.stdout)
+    return complain(f"cannot write the output: {error.strerror}", EXIT_FAILED)
 
 
 def indented(value: object) -> bytes:

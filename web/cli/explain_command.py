@@ -23,11 +23,11 @@ from quipu.actors.ledger.database import LedgerError, reason
 from quipu.actors.ledger.reading import open_reader
 
 from ..api.cache.explanation_json import Reader, explanation_pieces
-from .bench.values import KEY_VARIABLE, add_server_flags
 from .command_output import EXIT_FAILED, EXIT_USAGE, complain, indented, print_result, printable
 from .explanation_sentences import sentences
 from .ledger_flags import URL_VARIABLE
 from .one_line_parser import OneLineParser
+from .server_flags import KEY_VARIABLE, add_server_flags
 
 PATIENCE_S = 30.0
 
@@ -43,13 +43,13 @@ def main(argv: Sequence[str]) -> int:
     return run_explain(make_parser().parse_args(argv), os.environ)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu explain", description="Explain what of a request's prompts was cached.")
     add = parser.add_argument
     add("request_id", metavar="REQUEST_ID", help="the server's own id, from X-Quipu-Request-Id")
     add_server_flags(add)
     add("--json", action="store_true", help="print everything that is known, as JSON")
-    add("--data-dir", help="read this data directory instead of asking a server")
+    add("--data-dir", metavar="FOLDER", help="read this data directory instead of asking a server")
     add("--ledger-url", metavar="URL", help=f"read this database instead; or, with --data-dir, set {URL_VARIABLE}")
     return parser
 

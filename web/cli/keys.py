@@ -10,7 +10,7 @@ import argparse
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,10 @@ from quipu.actors.threads import run_in_thread
 from ..auth.key_file import KeyEntry, KeyFileError, check_entry, hash_key, new_key, render_entry
 from ..auth.keys import KeyStore, given_keys
 from .command_output import complain
+from .one_line_parser import OneLineParser
+from .server_flags import ADMIN_KEY_VARIABLE
 
 API_KEY_VARIABLE = "QUIPU_API_KEY"
-ADMIN_KEY_VARIABLE = "QUIPU_ADMIN_KEY"
 
 log = structlog.get_logger("quipu.keys")
 
@@ -81,7 +82,13 @@ async def _reload_on_hangup(keys: KeyStore, *, task_status: trio.TaskStatus[None
                 log.info("keys.reloaded", **keys.describe())
 
 
-def add_key_actions(parser: argparse.ArgumentParser) -> None:
+def main(argv: Sequence[str]) -> int:
+    """Run the command; `argv` is without `keys`. Returns the exit code."""
+    return run_keys(make_parser().parse_args(argv))
+
+
+def make_parser() -> OneLineParser:
+    parser = OneLineParser(prog="quipu keys", description="Create API keys for a key file.")
     actions = parser.add_subparsers(dest="action", required=True)
     new = actions.add_parser("new", help="create a key: prints its entry to stdout and the key itself, once, to stderr")
     new.add_argument("--tenant", required=True, help="who pays, and whose cache its requests share")
@@ -90,6 +97,7 @@ def add_key_actions(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--priority", action="store_true", help="its requests may set a `priority`")
     new.add_argument("--adapters", nargs="*", metavar="NAME", help="the adapters that it may use (default: all)")
     actions.add_parser("hash", help="read a key from stdin and print its hash for the key file")
+    return parser
 
 
 def run_keys(arguments: argparse.Namespace) -> int:

@@ -8,12 +8,13 @@ with the command.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -30,17 +31,25 @@ from quipu.actors.ledger.reading import Query, open_reader
 from quipu.actors.ledger.reconciling import ServerAccount, parse_metrics, reconcile
 
 from .command_output import EXIT_FAILED, complain, silence
-from .keys import ADMIN_KEY_VARIABLE
+from .command_progress import command_progress, counted
 from .ledger_flags import add_place_flags, ledger_place
+from .one_line_parser import OneLineParser
 from .receipt_command import add_receipt_action, verify_receipt
+from .server_flags import ADMIN_KEY_VARIABLE
 
 METRICS_S = 10.0
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def add_ledger_actions(command: argparse.ArgumentParser) -> None:
-    actions = command.add_subparsers(dest="action", required=True)
+def main(argv: Sequence[str]) -> int:
+    """Run the command; `argv` is without `ledger`. Returns the exit code."""
+    return run_ledger(make_parser().parse_args(argv), os.environ)
+
+
+def make_parser() -> OneLineParser:
+    parser = OneLineParser(prog="quipu ledger", description="Verify, export or reconcile the usage ledger.")
+    actions = parser.add_subparsers(dest="action", required=True)
     check = actions.add_parser("verify", help="check that no record was changed, lost or damaged")
     out = actions.add_parser("export", help="export the records")
     compare = actions.add_parser("reconcile", help="compare the ledger's sums with the counters")
@@ -56,6 +65,7 @@ def add_ledger_actions(command: argparse.ArgumentParser) -> None:
     out.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
     metrics = f"metrics of the running server: http://HOST:PORT/metrics; with the key in {ADMIN_KEY_VARIABLE}"
     compare.add_argument("--metrics-url", metavar="URL", help=metrics)
+    return parser
 
 
 def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -81,7 +91,8 @@ def run_ledger(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
 
 
 def _verify(where: dict[str, Any], *, as_json: bool) -> int:
-    verdict = verify(**where)
+    with command_progress("verifying", is_off=as_json):
+        verdict = verify(**where)
     if as_json:
         print(orjson.dumps(attrs.asdict(verdict)).decode())
     else:
@@ -106,12 +117,13 @@ def _export(where: dict[str, Any], arguments: argparse.Namespace) -> int:
     if format_ is ExportFormat.PARQUET and arguments.output is None:
         raise LedgerError("Parquet needs a file: --output FILE")
     query = Query(since=arguments.since, until=arguments.until)
-    with open_reader(**where) as reader:
+    with open_reader(**where) as reader, command_progress("exporting", unit="records") as count:
+        records = counted(reader.records(query), count)
         if arguments.output is None:
-            num_records = export(reader.records(query), format_, sys.stdout.buffer)
+            num_records = export(records, format_, sys.stdout.buffer)
             sys.stdout.buffer.flush()
         else:
-            num_records = _write_file(arguments.output, lambda file: export(reader.records(query), format_, file))
+            num_records = _write_file(arguments.output, lambda file: export(records, format_, file))
     print(f"{num_records} records", file=sys.stderr)
     return 0
 
@@ -132,7 +144,8 @@ def _write_file(path: Path, write: Callable[[BinaryIO], int]) -> int:
 
 def _reconcile(where: dict[str, Any], arguments: argparse.Namespace, key: str | None) -> int:
     live = None if arguments.metrics_url is None else _read_metrics(arguments.metrics_url, key)
-    accounts = reconcile(**where, live=live)
+    with command_progress("adding up", is_off=arguments.json):
+        accounts = reconcile(**where, live=live)
     if arguments.json:
         print(orjson.dumps([_account_fields(account) for account in accounts]).decode())
     else:

@@ -46,7 +46,8 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
 
 def add_place_flags(add: Callable[..., Any]) -> None:
     """Add the flags that say where a ledger is."""
-    add("--data-dir", help="the server's data directory (default: data, unless --ledger-url is given)")
+    data_help = "the server's data directory (default: data, unless --ledger-url is given)"
+    add("--data-dir", metavar="FOLDER", help=data_help)
     add("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
 
 

@@ -20,6 +20,7 @@ from quipu.actors.shared.checkpoint import CheckpointError, read_json
 from quipu.kernels.machine import memory
 
 from .command_output import complain, indented, print_result, printable
+from .command_progress import command_progress
 from .one_line_parser import OneLineParser
 
 ROOM = 1 << 30
@@ -45,17 +46,22 @@ class Model:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = OneLineParser(prog="quipu models", description="List the models on this machine, and which can be served.")
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="besides the hub's cache")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments: argparse.Namespace = parser.parse_args(argv)
+    arguments: argparse.Namespace = make_parser().parse_args(argv)
     try:
-        models = sorted(find_models(arguments.folders, memory().available), key=lambda model: model.name.lower())
+        with command_progress("looking at models", is_off=arguments.json):
+            models = sorted(find_models(arguments.folders, memory().available), key=lambda model: model.name.lower())
     except OSError as error:
         return complain(error)
     if arguments.json:
         return print_result(indented([attrs.asdict(model) for model in models]).decode().rstrip())
     return print_result("\n".join(_table(models)))
+
+
+def make_parser() -> OneLineParser:
+    parser = OneLineParser(prog="quipu models", description="List the models on this machine, and which can be served.")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="besides the hub's cache")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def find_models(folders: Iterable[Path], available: int) -> Iterator[Model]:

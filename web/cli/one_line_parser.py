@@ -1,4 +1,4 @@
-"""The parser of every command: it reports a mistake in one line that names the nearest flag, and exits with 2.
+"""The parser of every command: it reports a mistake in one line that names the nearest word, and exits with 2.
 
 `foreign_flags.py` knows the flags of other servers.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .foreign_flags import advice_of
@@ -17,7 +17,12 @@ _MAX_QUOTED = 100
 
 
 class _DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
-    """Appends the default of a flag to its help, unless that speaks of it."""
+    """Appends the default of a flag to its help, unless that speaks of it; puts each command on one line."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action.choices, dict):  # argparse forgets that commands are indented
+            self._action_max_length += self._indent_increment
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if isinstance(action.default, bool) or not isinstance(action.default, str | float | int):
@@ -40,6 +45,8 @@ class OneLineParser(argparse.ArgumentParser):
         return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not args and (commands := commands_of(self)):
+            self.error(f"say which: {', '.join(commands)}")
         for word in args or ():  # argparse takes -t for -tp and -hf for -h, also without abbreviations
             if word.startswith("-") and not word.startswith("--"):
                 self._refuse_foreign(word.partition("=")[0])
@@ -61,20 +68,44 @@ class OneLineParser(argparse.ArgumentParser):
         if self.prog.endswith(" serve") and (advice := advice_of(name)) is not None:
             self.error(f"{name} {advice}")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ArgumentError for a value that is none of an action's choices, naming the nearest, or all."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value)[:_MAX_QUOTED], choices, n=1)
+        what = "invalid choice" if action.option_strings else "unknown command"
+        said = f"{what} {_shown(str(value))!r}; "
+        said += f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
+        raise argparse.ArgumentError(action if action.option_strings else None, said)
+
     def error(self, message: str) -> NoReturn:
         line = "".join(char if char.isprintable() else " " for char in message)
-        print(f"{self.prog}: error: {line} (`{self.prog} --help` lists all flags)", file=sys.stderr)
+        listed = "commands" if commands_of(self) else "flags"
+        print(f"{self.prog}: error: {line} (`{self.prog} --help` lists all {listed})", file=sys.stderr)
         sys.exit(2)
+
+
+def actions_of(parser: argparse.ArgumentParser) -> Sequence[argparse.Action]:
+    return parser._actions  # noqa: SLF001 - argparse has no public list of them
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """Return the commands of a parser by name; none if it has none."""
+    found: Mapping[str, argparse.ArgumentParser] = {}
+    for action in actions_of(parser):
+        if isinstance(action.choices, dict):
+            found = action.choices
+    return found
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the long flags of a parser and of its commands."""
-    for action in parser._actions:  # noqa: SLF001 - argparse has no public list of them
-        if isinstance(action.choices, dict):
-            for command in action.choices.values():
-                yield from _options(command)
-        elif action.help != argparse.SUPPRESS:
+    for action in actions_of(parser):
+        if not isinstance(action.choices, dict) and action.help != argparse.SUPPRESS:
             yield from (option for option in action.option_strings if option.startswith("--"))
+    for command in commands_of(parser).values():
+        yield from _options(command)
 
 
 def _shown(word: str) -> str:

@@ -1,19 +1,22 @@
 """`quipu quantize MODEL OUT`: write a checkpoint with quantized weights, in the format of compressed-tensors.
 
-Imported only when it is run: it loads torch, and no server needs it. `kernels/checkpoints/rewriting.py` does the work.
+It loads torch, once its flags are read. `kernels/checkpoints/rewriting.py` does the work.
 """
 
 from __future__ import annotations
 
-import argparse
+import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from quipu.actors.shared.checkpoint import CheckpointError, resolve
+from quipu.actors.shared.terminals import can_redraw
+from quipu.kernels.checkpoints.rewritten_formats import FORMATS
 
 from .one_line_parser import OneLineParser
 from .setting_flags import parse_size
@@ -23,11 +26,11 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     # read once, when torch is loaded: threads that wait for each other by spinning take ten times as long on a busy CPU
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
-    from quipu.kernels.checkpoints.rewriting import FORMATS, rewrite
+    arguments = make_parser().parse_args(argv)
+    from quipu.kernels.checkpoints.rewriting import rewrite
     from quipu.kernels.models.config import read_config
     from quipu.kernels.models.families import find_family
 
-    arguments = _make_parser(FORMATS).parse_args(argv)
     out = Path(arguments.out)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores hangups, and they stay ignored
@@ -36,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
         path = resolve(arguments.model)
         config = read_config(path)
         find_family(config).parse(config)
-        done = rewrite(path, config, out, arguments.format, max_shard_bytes=arguments.max_shard_size)
+        with _logged_progress():
+            done = rewrite(path, config, out, arguments.format, max_shard_bytes=arguments.max_shard_size)
     except (CheckpointError, ValueError, OSError) as error:
         where = f"{out}: " if isinstance(error, OSError) and error.filename is None and error.strerror else ""
         print(f"quipu quantize: {where}{error}", file=sys.stderr)
@@ -52,6 +56,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+@contextmanager
+def _logged_progress() -> Iterator[None]:
+    """Where there is no terminal for a bar, print what the kernels log during the block."""
+    logger = logging.getLogger("quipu.kernels")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("quipu quantize: %(message)s"))
+    level = logger.level
+    if not can_redraw(sys.stderr):
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def _end(number: int, _frame: FrameType | None) -> None:
     """End the process as a signal does, but remove what is half written on the way."""
     raise SystemExit(128 + number)
@@ -62,16 +83,17 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / (1 << shift):.2f} {unit}"
 
 
-def _make_parser(formats: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser() -> OneLineParser:
     parser = OneLineParser(
         prog="quipu quantize", description="Write a checkpoint with quantized weights, which vLLM reads, too."
     )
     add = parser.add_argument
-    add("model", help="the checkpoint: a folder, a GGUF file, a hub id, or `demo` (see `quipu serve -h`)")
-    add("out", help="the folder to write, which must not exist")
+    model_help = "the checkpoint: a folder, a GGUF file, a hub id, or `demo` (see `quipu serve -h`)"
+    add("model", metavar="MODEL", help=model_help)
+    add("out", metavar="OUT", help="the folder to write, which must not exist")
     format_help = (
         "int8: one scale a row; w8a8: the same, for int8 activations; int4: one scale for each group of 32 or 128"
     )
-    add("--format", choices=formats, required=True, help=format_help)
+    add("--format", choices=FORMATS, required=True, help=format_help)
     add("--max-shard-size", type=parse_size, default=5 * 10**9, metavar="SIZE", help="of one file (default: 5GB)")
     return parser

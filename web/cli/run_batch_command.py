@@ -11,7 +11,6 @@ What must always hold: the output appears when it is complete; the server ends w
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import signal
 import subprocess
@@ -25,9 +24,9 @@ from typing import Any, Final
 
 import httpx2
 import orjson
-from tqdm import tqdm
 
 from .command_output import EXIT_FAILED, EXIT_INTERRUPTED
+from .command_progress import command_progress
 from .one_line_parser import OneLineParser
 
 POLL_S: Final = 0.2
@@ -42,7 +41,7 @@ class RunBatchError(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; `argv` is without `run-batch`. Returns the exit code."""
-    parser = _make_parser()
+    parser = make_parser()
     arguments, serve_flags = parser.parse_known_args(argv)
     for flag in serve_flags:
         if flag.partition("=")[0] in _OWN_FLAGS:
@@ -100,7 +99,8 @@ def _serving(flags: Sequence[str], folder: Path) -> Iterator[httpx2.Client]:
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
     try:
-        url = _wait_ready(process, log_path)
+        with command_progress("starting the server"):
+            url = _wait_ready(process, log_path)
         with httpx2.Client(base_url=url, timeout=None, trust_env=False) as http:
             yield http
     finally:
@@ -134,24 +134,21 @@ def _start(http: httpx2.Client, source: Path, endpoint: str) -> Any:
 
 
 def wait_for_end(http: httpx2.Client, batch_id: str) -> Any:
-    """Return the batch at its end, and show meanwhile how far it is, on a terminal."""
-    bar: Any = None
-    try:
+    """Return the batch at its end, and show meanwhile how far it is."""
+    path = f"/v1/batches/{batch_id}"
+    with command_progress("reading the file"):
+        while (batch := _json(http.get(path)))["status"] == "validating":
+            time.sleep(POLL_S)
+    num_done = 0
+    with command_progress("lines", batch["request_counts"]["total"], "lines") as count:
         while True:
-            batch = _json(http.get(f"/v1/batches/{batch_id}"))
             counts = batch["request_counts"]
-            if bar is None and counts["total"]:
-                # Without a terminal there is no bar. It has no colors; NO_COLOR makes it plain characters.
-                plain = "NO_COLOR" in os.environ
-                bar = tqdm(total=counts["total"], unit="line", disable=None, file=sys.stderr, ascii=plain)
-            if bar is not None:
-                bar.update(counts["completed"] + counts["failed"] - bar.n)
+            count(counts["completed"] + counts["failed"] - num_done)
+            num_done = counts["completed"] + counts["failed"]
             if batch["status"] in ("completed", "failed", "expired", "cancelled"):
                 return batch
             time.sleep(POLL_S)
-    finally:
-        if bar is not None:
-            bar.close()
+            batch = _json(http.get(path))
 
 
 def _json(answer: httpx2.Response) -> Any:
@@ -174,7 +171,7 @@ def _why_not(batch: Any) -> str:
     return f"{where}{first['message']}{more}"
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> OneLineParser:
     parser = OneLineParser(
         prog="quipu run-batch",
         description="Run a file of requests, one a line, and write their results. Flags of `quipu serve` may follow.",
@@ -183,7 +180,8 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-i", "--input-file", required=True, metavar="IN", help="requests, in the format of OpenAI's batches (JSONL)")
     add("-o", "--output-file", required=True, metavar="OUT", help="where results are written, each line once")
-    add("--model", default="demo", help="the checkpoint, as for `quipu serve` (default: demo)")
+    add("--model", default="demo", metavar="MODEL", help="the checkpoint, as for `quipu serve` (default: demo)")
     add("--concurrency", type=int, default=64, metavar="N", help="lines that run at once (default: %(default)s)")
-    add("--data-dir", help="where the ledger is kept (default: a folder that is removed at the end)")
+    data_help = "where the ledger is kept (default: a folder that is removed at the end)"
+    add("--data-dir", metavar="FOLDER", help=data_help)
     return parser

@@ -1,7 +1,7 @@
 """`quipu serve`: the runtime and the HTTP server in one nursery, from start to stop.
 
-Stops in three steps on SIGTERM or SIGINT: ask (drain), wait (grace period), kill. `cli.py` imports it only to serve,
-since the other commands need no web server.
+Stops in three steps on SIGTERM or SIGINT: ask (drain), wait (grace period), kill. `serve_command.py` imports it once
+the flags are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flags of `quipu serve`, by vLLM's names where it has them. Used by `cli.py`.
+"""The flags of `quipu serve`, by vLLM's names where it has them. Used by `serve_command.py`.
 
 Those of the engine are made from its settings (`setting_flags.py`); those of the web layer are written here. The model
 is an argument or, as for other servers, a flag; two different ones are refused.
@@ -55,9 +55,12 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         "a folder, a GGUF file, a hub id (owner/name, or owner/name:Q4_K_M for GGUF), or `demo` (the default), "
         "which is part of the package"
     )
+    # as a flag too, like vLLM and SGLang
     model = partial(command.add_argument, default=DEFAULT_MODEL, action=ModelAction)
-    model("model", nargs="?", help=model_help)
-    model("--model", "--model-path", dest="model", help="the same, as a flag")  # as for vLLM and SGLang
+    model("model", nargs="?", metavar="MODEL", help=model_help)
+    model(
+        "--model", "--model-path", dest="model", metavar="MODEL", help="the same, as a flag"
+    )  # as for vLLM and SGLang
     add = command.add_argument_group("server").add_argument
     add("--host", default="127.0.0.1", help="address to listen on")
     port = integer(Bounds(minimum=0, maximum=65535))
@@ -141,7 +144,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add_settings(add, "log")
     add_batch_flags(command.add_argument_group("files and batches").add_argument)
     add = command.add_argument_group("ledger and shutdown").add_argument
-    add("--data-dir", default="data", help="folder for what must outlive the server")
+    add("--data-dir", default="data", metavar="FOLDER", help="folder for what must outlive the server")
     add_ledger_flags(add)
     add_store_flags(command.add_argument_group("stored responses").add_argument)
     shutdown_help = "how long open requests may take to finish at shutdown (default: %(default)g)"

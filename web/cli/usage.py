@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +26,10 @@ from ..api.admin.usage_buckets import WIDTHS
 from ..api.admin.usage_report import COUNTED, RETRIES
 from ..api.query import LATEST
 from .command_output import complain, print_result, printable
+from .command_progress import command_progress
 from .ledger import moment
 from .ledger_flags import add_place_flags, ledger_place
+from .one_line_parser import OneLineParser
 
 GROUPS: Final[Mapping[str, GroupColumn]] = {
     "model": "model",
@@ -41,8 +44,14 @@ _BY_TIER: Final = {"host": "from host", "disk": "from disk", "remote": "from rem
 """Columns after `cached` for the tiers that tokens were loaded from."""
 
 
-def add_usage_flags(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
+def main(argv: Sequence[str]) -> int:
+    """Run the command; `argv` is without `usage`. Returns the exit code."""
+    return run_usage(make_parser().parse_args(argv), os.environ)
+
+
+def make_parser() -> OneLineParser:
+    parser = OneLineParser(prog="quipu usage", description="Show usage by model, key or tenant.")
+    add = parser.add_argument
     add("--since", type=_moment, default="24h", metavar="TIME", help="24h, 7d, or ISO 8601")
     add("--until", type=_moment, metavar="TIME", help="closed before this time, in the same formats")
     add("--by", type=_groups, default=(), metavar="NAMES", help=f"group by, comma-separated: {', '.join(GROUPS)}")
@@ -52,6 +61,7 @@ def add_usage_flags(command: argparse.ArgumentParser) -> None:
     add("--prices", type=Path, metavar="FILE", help="prices of tokens: adds what they cost")
     add_place_flags(add)
     add("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -69,7 +79,8 @@ def run_usage(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
     try:
         if arguments.until is not None and arguments.until <= arguments.since:
             raise LedgerError("--until must be later than --since")
-        with open_reader(**ledger_place(arguments, environment)) as reader:
+        working = command_progress("adding up", is_off=arguments.json)
+        with working, open_reader(**ledger_place(arguments, environment)) as reader:
             prices = None if arguments.prices is None else read_prices(arguments.prices)
             grouped = columns(group_by, prices)
             parts = [

@@ -23,6 +23,8 @@ from typing import Any
 import orjson
 import structlog
 
+from ...shared.terminals import has_colors
+
 MAX_BYTES = 4 << 20
 ERROR_BYTES = 1 << 20
 """Additional room for error lines."""
@@ -165,7 +167,8 @@ def processors() -> list[Any]:
     ]
     if is_for_people():
         # The default renderer of exceptions shows local variables.
-        return [*common, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        plain, colors = structlog.dev.plain_traceback, has_colors(sys.stderr)
+        return [*common, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     json = structlog.processors.JSONRenderer(orjson.dumps, option=orjson.OPT_NON_STR_KEYS)
     return [*common, structlog.processors.format_exc_info, json]
 

@@ -55,6 +55,18 @@ def test_private_cache_is_reused(cache: Path, caplog: pytest.LogCaptureFixture) 
     assert warnings(caplog) == []
 
 
+def test_progress_of_compiling(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every file is counted as it is compiled; nothing is if everything is compiled already."""
+    caplog.set_level(logging.INFO, "quipu.kernels")
+    seen: list[tuple[int, int]] = []
+    build(PLAIN, lambda num_done, total: seen.append((num_done, total)))
+    total = seen[0][1]
+    assert seen == [(num_done, total) for num_done in range(total + 1)] and total > 1
+    assert caplog.messages[0] == f"compiling the CPU kernels for plain, once on this machine: {total} files"
+    build(PLAIN, lambda num_done, total: seen.append((num_done, total)))
+    assert len(seen) == total + 1
+
+
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o720], ids=oct)
 @pytest.mark.parametrize("folder", [".", "objects"])
 def test_folder_writable_by_others(cache: Path, folder: str, mode: int, caplog: pytest.LogCaptureFixture) -> None:

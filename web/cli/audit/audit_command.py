@@ -16,7 +16,10 @@ from typing import Any
 import anyio
 import httpx2
 
+from quipu.actors.shared.terminals import can_redraw
+
 from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, complain, first_leaf, indented, print_result
+from ..command_progress import command_progress
 from .audit_flags import KEY_VARIABLE, make_parser
 from .audit_page import render_page
 from .audit_report import describe, render_table
@@ -67,12 +70,14 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
 
 
 async def _audit(arguments: argparse.Namespace) -> Outcome:
-    say = _say if not arguments.quiet and sys.stderr.isatty() else lambda text: None
+    is_off, draws = arguments.quiet or arguments.json, can_redraw(sys.stderr)
+    say = _say if draws and not is_off else lambda text: None
     limits = httpx2.Limits(max_connections=arguments.concurrency, keepalive_expiry=KEEPALIVE_S)
     headers = {"Accept-Encoding": "identity"}
     async with httpx2.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False) as http:
         try:
-            return await run_audit(make_plan(arguments), http, say)
+            with command_progress("auditing", is_off=is_off or draws):  # elsewhere a line now and then
+                return await run_audit(make_plan(arguments), http, say)
         finally:
             say("")
 

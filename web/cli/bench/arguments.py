@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from ..one_line_parser import OneLineParser
+from ..server_flags import add_server_flags
 from .report import METRICS
-from .values import add_server_flags, count, finite, header, json_object, metrics, percentiles, positive, rate, ratio
+from .values import count, finite, header, json_object, metrics, percentiles, positive, rate, ratio
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 DATASETS = ("random", "shared-prefix", "multi-turn", "custom", "trace")
 DATASET_ALIASES = {"prefix_repetition": "shared-prefix", "generated-shared-prefix": "shared-prefix"}
 FROM_FILES = ("custom", "trace")
+ONLINE = "send many requests to an OpenAI-compatible server, and report its latency and throughput"
 OFFLINE = {
     "latency": "measure how long one batch takes from its first prompt to its last token, without a server",
     "throughput": "measure the throughput of an engine that gets all requests at once, without a server",
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_serve_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu bench", description="measure a server or an engine")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, help_text in OFFLINE.items():  # they have parsers of their own, see offline_arguments.py
         commands.add_parser(name, help=help_text)
-    serve = commands.add_parser(
-        "serve", help="send many requests to an OpenAI-compatible server, and report its latency and throughput"
-    )
+    serve = commands.add_parser("serve", help=ONLINE)
     serve.add_argument("--quick", action=Quick, const=QUICK_DATASET, help="a smoke test: three short requests")
     _add_target(serve.add_argument_group("server"))
     add_dataset(serve.add_argument_group("dataset"))

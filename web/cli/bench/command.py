@@ -20,16 +20,18 @@ import attrs
 import quipu
 
 from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, complain, indented
-from .arguments import OFFLINE, check, make_parser
+from ..command_progress import command_progress
+from ..one_line_parser import OneLineParser, commands_of
+from ..server_flags import KEY_VARIABLE
+from .arguments import OFFLINE, ONLINE, check, make_serve_parser
 from .client import Client, Target, open_client
 from .datasets import make_arrivals_s, make_random_prompts, make_wording, make_workload, takes_ids
 from .discovery import DiscoveryError, find_model, find_vocab_size
 from .generated import Kind
-from .load_generator import LoadResult, calm_collector, progress_bar, run_load
+from .load_generator import LoadResult, calm_collector, run_load
 from .prompts import Wording
 from .render import render_csv, render_table
 from .report import describe_requests, summarize
-from .values import KEY_VARIABLE
 from .workload import WorkloadError
 
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         from .offline import main as offline  # loads the actors
 
         return offline(argv)
-    arguments = make_parser().parse_args(argv)
+    arguments = make_serve_parser().parse_args(argv)
     if (wrong := check(arguments)) is not None:
         return complain(wrong)
     is_interrupted = False
@@ -62,13 +64,27 @@ def main(argv: Sequence[str]) -> int:
     return complain("interrupted: nothing is reported", EXIT_INTERRUPTED)
 
 
+def make_parser() -> OneLineParser:
+    """Return a parser with the flags of all commands; to run one, that one's own is used."""
+    from .offline_arguments import make_offline_parser
+
+    parser = OneLineParser(prog="quipu bench", description="Measure a server or an engine.")
+    take: Any = lambda *, of, **_: of  # noqa: E731 - argparse calls it as it would a class
+    commands = parser.add_subparsers(dest="command", parser_class=take)
+    for name, of in {**commands_of(make_serve_parser()), **commands_of(make_offline_parser())}.items():
+        commands.add_parser(name, help=OFFLINE.get(name, ONLINE), of=of)
+    return parser
+
+
 def _run(arguments: argparse.Namespace) -> int:
     try:
         run = anyio.run(measure, arguments, backend="trio")
     except WorkloadError as error:
         return complain(error)
     except (DiscoveryError, WarmUpError) as error:
-        return complain(error, EXIT_FAILED)
+        is_absent = isinstance(error, DiscoveryError) and error.kind == "connect"
+        advice = "; start a server with `quipu serve`, or name one with --base-url" if is_absent else ""
+        return complain(f"{error}{advice}", EXIT_FAILED)
     report = describe_run(arguments, run)
     _print(arguments, report)
     if arguments.save_result is not None:
@@ -93,8 +109,9 @@ async def measure(arguments: argparse.Namespace) -> Run:
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each connection is a file
         arrivals_s, most = make_arrivals_s(arguments, workload), arguments.max_concurrency
-        with calm_collector(), progress_bar(workload.num_asks, is_off=arguments.disable_tqdm) as bar:
-            result = await run_load(workload, client.ask, arrivals_s, max_concurrency=most, on_ended=bar.update)
+        is_off = arguments.disable_tqdm or arguments.json
+        with calm_collector(), command_progress("requests", workload.num_asks, "requests", is_off=is_off) as count:
+            result = await run_load(workload, client.ask, arrivals_s, max_concurrency=most, on_ended=count)
     return Run(model, workload.num_conversations, result)
 
 

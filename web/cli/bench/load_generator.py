@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
 
 import anyio
 import attrs
 import numpy as np
-from tqdm import tqdm
 
 from .answer import Outcome
 from .prompts import generator
@@ -91,10 +88,6 @@ async def run_load(
                 await places.acquire()
             conversations.start_soon(converse, place, workload.open(place))
     return result
-
-
-def progress_bar(num_asks: int, *, is_off: bool) -> tqdm[NoReturn]:
-    return tqdm(total=num_asks, unit="req", file=sys.stderr, mininterval=0.5, disable=is_off)
 
 
 @contextmanager

@@ -6,14 +6,12 @@ engine could not be started, 2 for invalid flags and files.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import attrs
 import numpy as np
-from tqdm import tqdm
 
 import quipu
 from quipu.actors.fleet.supervisor import EngineGivenUp
@@ -21,10 +19,11 @@ from quipu.actors.shared.checkpoint import CheckpointError
 
 from ...telemetry import logs
 from ..command_output import EXIT_FAILED, EXIT_USAGE, complain, first_leaf, indented
+from ..command_progress import command_progress
 from .answer import Outcome
 from .datasets import DEFAULT_NUM_PROMPTS, make_wording, make_workload
 from .engine import Engine, open_engine
-from .load_generator import calm_collector, progress_bar, run_load
+from .load_generator import calm_collector, run_load
 from .offline_arguments import Offline, parse_offline
 from .prompts import TokenRange, draw_ids
 from .report import summarize
@@ -65,8 +64,9 @@ async def measure_latency(asked: Offline) -> dict[str, Any]:
         tokens = TokenRange.of_vocabulary(engine.runtime.desk.info.vocab_size)
         latencies_s = []
         num_iters = bench.num_iters_warmup + bench.num_iters
-        with calm_collector():
-            for number in tqdm(range(num_iters), unit="batch", file=sys.stderr, disable=bench.disable_tqdm):
+        is_off = bench.disable_tqdm or bench.json
+        with calm_collector(), command_progress("batches", num_iters, "batches", is_off=is_off) as count:
+            for number in range(num_iters):
                 prompts = [
                     draw_ids(tokens, bench.input_len, bench.seed, number, row) for row in range(bench.batch_size)
                 ]
@@ -74,6 +74,7 @@ async def measure_latency(asked: Offline) -> dict[str, Any]:
                 took_s = await time_batch(engine, batch)
                 if number >= bench.num_iters_warmup:
                     latencies_s.append(took_s)
+                count(1)
         return describe(asked, engine) | summarize_latencies(latencies_s, bench.batch_size, bench.output_len)
 
 
@@ -114,8 +115,9 @@ async def measure_throughput(asked: Offline) -> dict[str, Any]:
         wording = make_wording(bench, engine.runtime.desk.info.vocab_size)
         workload = make_workload(bench, wording)
         all_at_once = [0.0] * workload.num_conversations
-        with calm_collector(), progress_bar(workload.num_asks, is_off=bench.disable_tqdm) as bar:
-            result = await run_load(workload, engine.ask, all_at_once, on_ended=bar.update)
+        is_off = bench.disable_tqdm or bench.json
+        with calm_collector(), command_progress("requests", workload.num_asks, "requests", is_off=is_off) as count:
+            result = await run_load(workload, engine.ask, all_at_once, on_ended=count)
         summary = summarize(result, metrics=("ttft", "tpot"), percentiles=(50.0, 99.0))
         return describe(asked, engine) | describe_throughput(summary)
 

@@ -46,7 +46,7 @@ def parse_offline(argv: Sequence[str]) -> Offline:
     return Offline(bench, serving.parse_args([bench.model, *rest]))
 
 
-def make_offline_parser() -> argparse.ArgumentParser:
+def make_offline_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu bench", description="measure an engine, without a server")
     commands = parser.add_subparsers(dest="command", required=True)
     latency, throughput = (
@@ -56,7 +56,7 @@ def make_offline_parser() -> argparse.ArgumentParser:
     )
     for command in (latency, throughput):
         add = command.add_argument
-        add("--model", default="demo", help="a folder, a hub id, or `demo`")
+        add("--model", default="demo", metavar="MODEL", help="a folder, a hub id, or `demo`")
         add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature")
         add("--json", action="store_true", help="print one JSON object instead of lines")
         add("--output-json", type=Path, metavar="FILE", help="also write the JSON to this file")

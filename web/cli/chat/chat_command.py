@@ -17,13 +17,16 @@ from typing import Any
 
 import attrs
 
+from quipu.actors.config.declarations import Bounds
+
 from ..bench.answer import Failure, Piece
 from ..bench.client import Target
 from ..bench.discovery import DiscoveryError, find_model
-from ..bench.values import KEY_VARIABLE, add_server_flags, positive, visible
 from ..bench.workload import Ask
 from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, silence
 from ..one_line_parser import OneLineParser
+from ..server_flags import KEY_VARIABLE, add_server_flags, visible
+from ..setting_flags import integer
 from .slash_commands import QUIT, ChatHistory, CommandError, Turn, help_text, obey
 from .stoppable import ask_until_stopped, run_until_stopped
 from .terminal import Terminal, describe_counts, describe_failure
@@ -33,7 +36,7 @@ class ChatError(Exception):
     """A line could not be answered. The message is for the user."""
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> OneLineParser:
     parser = OneLineParser(
         prog="quipu chat",
         description="Talk to a served model. The line after each answer says how much of the prompt was cached.",
@@ -44,7 +47,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--model", type=_text, help="model to request (default: the first that GET /v1/models lists)")
     add("--system", type=_text, default="", metavar="TEXT", help="system message (default: none)")
     add("--temperature", type=_temperature, metavar="T", help="sampling temperature (default: the server's)")
-    add("--max-tokens", type=positive, metavar="N", help="maximum length of an answer (default: the server's)")
+    add(
+        "--max-tokens",
+        type=integer(Bounds(minimum=1)),
+        metavar="N",
+        help="maximum length of an answer (default: the server's)",
+    )
     thinking_help = "send `enable_thinking` to the chat template (default: as the template decides)"
     add("--thinking", action=argparse.BooleanOptionalAction, help=thinking_help)
     return parser

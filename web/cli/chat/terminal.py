@@ -1,7 +1,7 @@
 """Reading lines and printing answers, with a terminal and without, and what is said of an answer.
 
 Standard output gets the answers and nothing else. Reasoning, counts, notices and errors go to standard error, dimmed if
-that is a terminal; both are the same screen then. What must always hold: no control character of a server reaches a
+that has colours; both are the same screen then. What must always hold: no control character of a server reaches a
 terminal, which would obey it.
 """
 
@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Final, TextIO
 
 import attrs
+
+from quipu.actors.shared.terminals import has_colors
 
 from ..bench.answer import Failure, Outcome, Piece
 
@@ -46,8 +48,7 @@ class Terminal:
         if is_interactive:
             with suppress(ImportError):
                 import_module("readline")  # from now on `input` edits lines and recalls them
-        can_dim = stderr.isatty() and environment.get("TERM", "dumb") != "dumb"
-        return cls(stdin, stdout, stderr, can_dim, is_interactive)
+        return cls(stdin, stdout, stderr, has_colors(stderr, environment), is_interactive)
 
     def read_line(self) -> str | None:
         """Return the next line without its end, or None if there is none. Prompts if somebody types."""

@@ -12,10 +12,12 @@ from pathlib import Path
 import attrs
 import huggingface_hub.constants
 
+from quipu.actors.config.declarations import Bounds
 from quipu.kernels.cpu import compiling
 
 from ..command_output import EXIT_FAILED, indented, print_result
 from ..one_line_parser import OneLineParser
+from ..setting_flags import integer
 from .findings import Finding, Verdict, show
 from .machine_checks import check_clock, check_gpu, check_kernels, check_memory, check_processor
 from .place_checks import check_data_dir, check_files, check_hub_cache, check_packages, check_port, check_python
@@ -23,7 +25,7 @@ from .place_checks import check_data_dir, check_files, check_hub_cache, check_pa
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code: 1 if there is a problem to fix."""
-    arguments = _make_parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     findings = find_all(arguments.host, arguments.port, arguments.data_dir)
     if arguments.json:
         text = indented([attrs.asdict(finding) for finding in findings]).decode().rstrip()
@@ -57,11 +59,17 @@ def _torch_version() -> str:
         return "missing"
 
 
-def _make_parser() -> OneLineParser:
+def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu doctor", description="Say what this machine can do, and what to fix.")
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address that a server is to listen on")
-    add("--port", type=int, choices=range(65536), default=8000, metavar="PORT", help="port that it is to listen on")
-    add("--data-dir", type=Path, default=Path("data"), help="folder of its usage records")
+    add(
+        "--port",
+        type=integer(Bounds(minimum=0, maximum=65535)),
+        default=8000,
+        metavar="PORT",
+        help="port that it is to listen on",
+    )
+    add("--data-dir", type=Path, default=Path("data"), metavar="FOLDER", help="folder of its usage records")
     add("--json", action="store_true", help="print JSON")
     return parser

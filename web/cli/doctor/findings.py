@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TextIO
 
 import attrs
+
+from quipu.actors.shared.terminals import has_colors
 
 from ..command_output import printable
 
@@ -33,11 +34,6 @@ class Finding:
 
 
 _COLORS = {Verdict.OK: "32", Verdict.WARNING: "33", Verdict.PROBLEM: "31"}
-
-
-def has_colors(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a stream is a terminal with colours, and nobody asked for none (https://no-color.org)."""
-    return stream.isatty() and environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
 
 
 def lines_of(findings: Iterable[Finding], *, colored: bool) -> Iterator[str]:

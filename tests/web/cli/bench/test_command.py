@@ -41,13 +41,12 @@ def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_stdout_is_only_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output is one JSON object and the progress bar goes to standard error; model and vocabulary are fetched
-    from the server."""
+    """Standard output is one JSON object, without progress; model and vocabulary are fetched from the server."""
     with serving(quipu_like_reply) as server:
         assert run("--base-url", server.url + "/v1/", "--json", *SMALL) == 0
     output = capsys.readouterr()
     report = json.loads(output.out)
-    assert "3/3" in output.err
+    assert output.err == ""
     assert (report["completed"], report["failed"], report["num_prompts"]) == (3, 0, 3)
     assert (report["total_cached_tokens"], report["cache_hit_rate"], report["usage_available"]) == (96, 0.32, True)
     assert (report["model"], report["request_rate"], report["max_concurrency"]) == ("first", "inf", None)

@@ -1,0 +1,1 @@
+"""`quipu top`: what a running server does, in the terminal."""
