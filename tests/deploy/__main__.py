@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.deploy.containers import check_compose, check_dockerfile, check_helm
 from tests.deploy.github import check_forms, check_workflows
 from tests.deploy.proxies import check_haproxy, check_nginx
+from tests.deploy.service import check_unit
 from tests.deploy.watching import check_grafana_schema, check_rules, check_with_prometheus
 
 CHECKS: dict[str, Callable[[Path], str]] = {
@@ -32,6 +33,7 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "workflows": check_workflows,
     "issue forms": check_forms,
     "Dockerfile": check_dockerfile,
+    "unit for systemd": check_unit,
 }
 """Each is given an empty folder, returns a summary, and raises what went wrong."""
 

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +15,7 @@ import trio
 
 from quipu.actors.request_desk.health import Health, State
 from quipu.web.cli.service_manager import POLL_S, Manager, find_manager, notify
-
-UNIT = Path(__file__).parents[3] / "deploy" / "quipu.service"
+from tests.deploy.service import UNIT, check_unit
 
 
 @contextmanager
@@ -94,15 +91,7 @@ def test_environment(environment: dict[str, str], expected: Manager | None) -> N
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
 def test_unit(tmp_path: Path) -> None:
     """systemd accepts the unit, and calls its exposure low."""
-    unit = tmp_path / UNIT.name
-    command = Path(sys.executable).with_name("quipu")
-    unit.write_text(UNIT.read_text().replace("/opt/quipu/.venv/bin/quipu", str(command)))
-    verdict = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
-    assert verdict.returncode == 0 and not verdict.stderr, verdict.stderr
-    security = ["systemd-analyze", "security", "--offline=yes", "--no-pager", unit]
-    report = subprocess.run(security, capture_output=True, text=True, check=False).stdout
-    exposure = re.search(r"exposure level for quipu.service: ([0-9.]+)", report)
-    assert exposure is not None and float(exposure[1]) <= 3.0, report
+    assert "exposure" in check_unit(tmp_path)
 
 
 def test_flags_of_the_unit_exist() -> None:
