@@ -27,6 +27,7 @@ _WITH_SERVERS = (
 )
 _WITH_BROWSER = (
     "docs_page",
+    "sizing_page",
     "ui",
     "ui_adapters",
     "ui_cache",
