@@ -77,8 +77,10 @@ def test_help_needs_no_libraries() -> None:
     assert done.stdout.splitlines()[-1] == "set()", done.stderr
 
 
-def test_reader_that_is_gone() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_reader_that_is_gone(monkeypatch: pytest.MonkeyPatch, unbuffered: str) -> None:
     """`quipu --help | head -1` and the like end quietly, although something is left to write."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     for argv in ((), ("--help",), ("usage", "--help")):
         read_end, write_end = os.pipe()
         os.close(read_end)
@@ -111,5 +113,9 @@ def test_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             return 0
 
     monkeypatch.setattr(cli, "_module", lambda name: Interrupted)
-    assert main(["usage"]) == 130
+    try:
+        code = main(["usage"])
+    except KeyboardInterrupt:  # it would end the tests
+        pytest.fail("the interruption was not caught")
+    assert code == 130
     assert capsys.readouterr().err == "quipu: interrupted\n"
