@@ -37,7 +37,7 @@ def _parts(view: View, height: int) -> Iterator[RenderableType]:
             yield Text(refusal, "yellow", no_wrap=True, overflow="ellipsis")
     yield Text("")
     numbers = Table.grid(padding=(0, 2))
-    numbers.add_column(style="bold", no_wrap=True)
+    numbers.add_column(style="bold", no_wrap=True, min_width=10)
     numbers.add_column(no_wrap=True, overflow="ellipsis")
     for name, text in rows_of(view):
         numbers.add_row(name, text)
