@@ -34,9 +34,9 @@
       background: var(--color-background-secondary, transparent); border: 1px solid gray; border-radius: .2rem; }
     .sizing label:has(textarea) { grid-column: 1 / -1; }
     .sizing-error { color: #c0392b; min-height: 1.5em; margin: .5rem 0; }
-    #sizing table { width: 100%; } #sizing th { text-align: left; font-weight: normal; }
+    #sizing table { display: table; width: 100%; } #sizing th { text-align: left; font-weight: normal; }
     #sizing td { text-align: right; font-variant-numeric: tabular-nums; }
-    #sizing-command { white-space: pre-wrap; }`;
+    #sizing-command { white-space: pre-wrap; margin: 1rem 0; }`;
 
   function element(name, attributes, ...children) {
     const one = Object.assign(document.createElement(name), attributes);
