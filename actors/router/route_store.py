@@ -10,6 +10,7 @@ What must always hold: a message leaves `reports` or `prompts` only once it was 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -113,8 +114,12 @@ class RouteStore:
     """How often the router has died of the message that it was handling."""
 
     def add(self, messages: Iterable[RouterMessage]) -> None:
-        """Note messages that are to be handled: news of engines before prompts, each in order."""
-        for message in messages:
+        """Note messages that are to be handled: news of engines before prompts, each in order.
+
+        Of resumed sequences the first submitted is first, in whatever order their engine has ended them: what clients
+        are told of a prompt is the admission of its first choice, which must not find what the others have computed.
+        """
+        for message in sorted(messages, key=_place):
             if isinstance(message, SequenceMessage):
                 self.prompts.append(message)
             else:
@@ -194,3 +199,7 @@ class NewsInbox:
     def post(self, message: RouterMessage, /) -> None:
         if not (isinstance(message, StepReport) and self.store.may_skip(message)):
             self.channel.post(message)
+
+
+def _place(message: RouterMessage) -> float:
+    return message.sequence_id if isinstance(message, Submit) and message.is_resumed else math.inf

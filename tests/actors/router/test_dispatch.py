@@ -309,3 +309,10 @@ def test_removed() -> None:
     assert [(engine_id, message.sequence_id) for engine_id, message in machine.queued()] == [(1, 1), (1, 2)]
     machine.send(EngineUp(0, 1, 100, "same"))
     assert set(machine.store.engines) == {1}
+
+
+def test_resumed_in_the_order_of_submission() -> None:
+    """Resumed sequences are routed before others, the first submitted first, in whatever order they come back."""
+    store = RouteStore(Routing(block_size=BLOCK, prefill_budget=64, seed=1))
+    store.add([attrs.evolve(submit(number, 1), is_resumed=number < 3) for number in (2, 3, 1)])
+    assert [message.sequence_id for message in store.prompts] == [1, 2, 3]
