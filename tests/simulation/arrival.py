@@ -7,8 +7,8 @@ import attrs
 BLOCK = 4
 """Tokens in a block."""
 STEP_S = 0.01
-FIRST_ID, NUM_IDS = 4, 90
-"""The tokens that are drawn: printable characters of the tiny model's vocabulary."""
+FIRST_ID, NUM_IDS = 4, 120
+"""The tokens that are drawn: printable characters of the tiny model's vocabulary, and bytes of others."""
 TENANTS = ("ada", "bob", "cleo")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import attrs
 import trio
 
+from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.messages.tiers import Tier
 from quipu.actors.request_desk.health import CannotMove, DrainMode, LastEngine, UnknownEngine
@@ -20,6 +21,9 @@ from tests.simulation.tap import Tap
 from tests.simulation.virtual_time import Clocks
 
 MODES = tuple(DrainMode)
+ROLES = tuple(EngineRole)
+HANGING_S = 40.0
+"""Longer than a load is waited for."""
 
 
 @attrs.define(eq=False)
@@ -69,10 +73,19 @@ class Disturber:
                 self._runtime.desk.reset_prefix_cache()
             case "add engine":
                 self._runtime.desk.control.add(1)
+            case "change role":
+                return self._change_role(fault)
             case "drain engine" | "move requests":
                 return self._leave_engine(fault)
             case _:
                 return await self._do_to_engine(fault)
+        return True
+
+    def _change_role(self, fault: Fault) -> bool:
+        try:
+            self._runtime.desk.control.set_role(fault.engine, ROLES[fault.amount % len(ROLES)])
+        except UnknownEngine:
+            return False
         return True
 
     def _leave_engine(self, fault: Fault) -> bool:
@@ -120,10 +133,11 @@ class Disturber:
                 dials.step_seconds = fault.amount * STEP_S
                 await trio.sleep(fault.lasts_s)
                 dials.step_seconds = STEP_S
-            case "slow copies":
-                dials.move_seconds = fault.amount * STEP_S
+            case "slow copies" | "hang copies":
+                copy_s = dials.move_seconds = fault.amount * STEP_S if fault.kind == "slow copies" else HANGING_S
                 await trio.sleep(fault.lasts_s)
                 dials.move_seconds = 0.0
+                await trio.sleep(copy_s)
             case "flip bit":
                 return self._flip_bit(host, fault.amount)
             case _:

@@ -39,11 +39,6 @@ def _tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TINY / "tokenizer.json"))
 
 
-@cache
-def _piece(token_id: int) -> str:
-    return str(_tokenizer().decode([token_id]))
-
-
 def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...]) -> Answer:
     """Return what each choice of a request is, if nothing cuts it."""
     slots = [_slot(token_id, position) for position, token_id in enumerate(arrival.prompt)]
@@ -56,7 +51,7 @@ def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...]) -> Answer:
         drawn += (token_id,)
         if token_id in eos_token_ids:
             return Answer(text, drawn, "stop")
-        text += _piece(token_id)
+        text = str(_tokenizer().decode(list(drawn)))
         ends = [(at + len(stop), at) for stop in arrival.stop if (at := text.find(stop)) >= 0]
         if ends:
             return Answer(text[: min(ends)[1]], drawn, "stop")

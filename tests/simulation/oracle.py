@@ -23,6 +23,8 @@ HEAD = 64
 """Characters of the hash before a ledger line's text."""
 EPSILON = 1e-6
 FIRST_HASH = "0" * HEAD
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+"""Shown in place of a character of which only some bytes came."""
 
 
 @attrs.frozen
@@ -143,6 +145,10 @@ def outcome_has_a_reason(evidence: Evidence) -> Iterator[str]:
         if not closings:
             continue
         outcome, error = closings[0][2]["outcome"], closings[0][3]
+        if len(arrival.prompt) >= seen.plan.setup.engine["max_model_len"]:
+            if outcome != "rejected" or error is None or error[0] not in ("invalid", "internal"):
+                yield f"{arrival.request_id}, which is too long, is {outcome}: {error}"
+            continue
         if outcome == "finished" and error is None:
             continue
         if arrival.deadline_s is not None and error is not None and error[0] == "timeout":
@@ -185,7 +191,7 @@ def right_texts(evidence: Evidence) -> Iterator[str]:
             if not 0 <= choice < arrival.num_choices:
                 yield f"{arrival.request_id} got choice {choice}"
             is_whole = choice in reasons
-            if text != want.text if is_whole else not want.text.startswith(text):
+            if text != want.text if is_whole else not want.text.startswith(text.rstrip(UNREADABLE)):
                 yield f"{arrival.request_id} choice {choice} got {text!r} instead of {want.text!r}"
             if is_whole and reasons[choice] != want.reason:
                 yield f"{arrival.request_id} choice {choice} ended with {reasons[choice]}, not {want.reason}"

@@ -82,6 +82,8 @@ TIMED_FAULTS = (
     "clock step",
     "reset cache",
     "slow copies",
+    "hang copies",
+    "change role",
     "move requests",
     "flip bit",
     "drain engine",
@@ -89,21 +91,51 @@ TIMED_FAULTS = (
 )
 
 
+OF_SEVERAL = frozenset({"Routed", "EngineClosing"})
+"""Messages that are sent only where there are several engines..."""
+OF_PEERS = frozenset({"Lent", "EndMove", "HurryMove", "RoleChanged", "AnnounceKeys"})
+"""...that fetch blocks from each other..."""
+OF_TIERS = frozenset({"Move", "Moved", "MoveFailed", "MoveLate", "Barrier", "BarrierPassed", "ClearTier", "LoadsOver"})
+"""...or where blocks are also kept on the host."""
+RARE = frozenset({"Tokens", "Unsent", "MoveFailed", "MoveLate", "EndMove", "StepDropped", "StepFailed"})
+"""Messages that are not sent in every run that could; more seeds aim at them."""
+CAUSES = {
+    "EngineClosing": ("drain engine",),
+    "EngineDied": ("kill engine",),
+    "EngineDown": ("kill engine",),
+    "RoleChanged": ("change role",),
+    "ResetPrefixCache": ("reset cache",),
+    "ClearTier": ("reset cache",),
+    "StepFailed": ("fail passes",),
+    "StepDropped": ("fail passes", "fail passes"),
+    "MoveFailed": ("flip bit", "flip bit", "kill engine"),
+    "MoveLate": ("hang copies",),
+    "Unsent": ("kill engine", "kill engine"),
+    "AnnounceKeys": ("cut wire",),
+}
+"""The faults that bring a type of message about."""
+
+
 def draw_plan(seed: int) -> Plan:
     """Draw what happens in the run of a seed."""
     rng = random.Random(seed)
-    setup = _draw_setup(rng)
-    arrivals = draw_arrivals(rng, setup.engine["max_model_len"], tuple(setup.engine["eos_token_ids"]))
-    return Plan(seed, setup, arrivals, _draw_faults(rng, seed, setup, arrivals))
+    # consecutive seeds begin with consecutive points, so that a few hundred miss none
+    points = [*all_points(), *3 * [point for point in all_points() if point.message in RARE]]
+    point = points[seed % len(points)] if rng.random() < 0.85 else None
+    setup = _draw_setup(rng, "" if point is None else point.message)
+    eos_token_ids, refusals = tuple(setup.engine["eos_token_ids"]), point is not None and point.message == "Refused"
+    arrivals = draw_arrivals(rng, setup.engine["max_model_len"], eos_token_ids, 0.4 if refusals else 0.03)
+    return Plan(seed, setup, arrivals, _draw_faults(rng, point, setup, arrivals))
 
 
-def _draw_setup(rng: random.Random) -> Setup:
-    num_engines = rng.choice((1, 1, 1, 2, 2, 3))
+def _draw_setup(rng: random.Random, message: str) -> Setup:
+    """Draw settings with which a type of message may be sent."""
+    num_engines = rng.choice((2, 2, 3) if message in OF_SEVERAL | OF_PEERS else (1, 1, 1, 2, 2, 3))
     max_model_len = 24 * BLOCK
     engine: dict[str, Any] = {
         "block_size": BLOCK,
         "max_model_len": max_model_len,
-        "num_blocks": rng.choice((26, 32, 48, 64, 200, 200)),
+        "num_blocks": rng.choice((26, 32, 48) if message in OF_TIERS else (26, 32, 48, 64, 200, 200)),
         "max_num_seqs": rng.choice((2, 4, 8, 16)),
         "max_num_batched_tokens": rng.choice((16, 32, 64, 256)),
         "watermark": rng.choice((0.0, 0.0, 0.01, 0.1)),
@@ -122,34 +154,42 @@ def _draw_setup(rng: random.Random) -> Setup:
         "max_restarts": 1_000_000,
         "step_timeout_s": rng.choice((0.0, 2.0)),
     }
-    if num_engines > 1 and rng.random() < 0.4:
+    if num_engines > 1 and (message in OF_PEERS or rng.random() < 0.4):
         engine["has_peers"] = True
         engine["prefill_local_tokens"] = rng.choice((0, 0, 2 * BLOCK))
         engine["engine_roles"] = ("prefill", "decode", "mixed")[:num_engines]
     return Setup(
         num_engines=num_engines,
         engine=engine,
-        host_blocks=rng.choice((0, 0, 16, 64)),
+        host_blocks=rng.choice((16, 64) if message in OF_TIERS else (0, 0, 16, 64)),
         fsync=rng.random() < 0.5,
         segment_bytes=1 << 18,
     )
 
 
-def _draw_faults(rng: random.Random, seed: int, setup: Setup, arrivals: Sequence[Arrival]) -> tuple[Fault, ...]:
-    points = all_points()
-    until_s = arrivals[-1].at_s + 0.4
+def _draw_faults(
+    rng: random.Random, point: Point | None, setup: Setup, arrivals: Sequence[Arrival]
+) -> tuple[Fault, ...]:
+    """Draw faults; with `point`, first a crash there, and what may bring its message about."""
+    points, until_s = all_points(), arrivals[-1].at_s + 0.4
     faults: list[Fault] = []
-    if rng.random() < 0.15:
-        return ()  # an undisturbed run, whose counts are known exactly
-    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
-        number = len(faults)
-        if rng.random() < 0.55:
-            # consecutive seeds begin with consecutive points, so that few seeds miss none
-            point = points[seed % len(points)] if not faults else rng.choice(points)
-            faults.append(Fault(number, "crash", point=point, nth=rng.choice((1, 1, 2, 3, 5, 10))))
-            continue
-        kind = rng.choice(TIMED_FAULTS)
-        at_s, lasts_s = round(rng.uniform(0, until_s), 6), round(rng.choice((0.05, 0.5, 3.0)), 6)
+
+    def draw_timed(kind: str) -> None:
+        at_s, lasts_s = round(rng.uniform(0, until_s), 6), rng.choice((0.05, 0.5, 3.0))
         engine, amount = rng.randrange(setup.num_engines), rng.choice((1, 2, 3, 8, 40, 300))
-        faults.append(Fault(number, kind, at_s, lasts_s, engine, amount))
+        faults.append(Fault(len(faults), kind, at_s, lasts_s, engine, amount))
+
+    if point is not None:
+        faults.append(
+            Fault(0, "crash", point=point, nth=1 if point.message in RARE else rng.choice((1, 1, 1, 1, 2, 5)))
+        )
+        for kind in CAUSES.get(point.message, ()):
+            draw_timed(kind)
+    elif rng.random() < 0.6:
+        return ()  # an undisturbed run, whose counts are known exactly
+    for _ in range(rng.choice((0, 1, 1, 2, 3))):
+        if rng.random() < 0.4:
+            faults.append(Fault(len(faults), "crash", point=rng.choice(points), nth=rng.choice((1, 2, 3, 5, 10))))
+        else:
+            draw_timed(rng.choice(TIMED_FAULTS))
     return tuple(faults)

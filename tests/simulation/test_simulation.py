@@ -17,7 +17,7 @@ from tests.simulation.shrinking import replay_command, shrink
 from tests.simulation.virtual_time import check_trio
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(120)
+SEEDS = range(100)
 """As many as take ten seconds; `make soak` runs more."""
 SAME_EVERYWHERE = range(20)
 
