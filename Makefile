@@ -8,7 +8,9 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+# without compiling all that libraries have to bytecode: Python keeps what it compiles of the tenth that is imported
+PIP_OPTIONS := -c constraints.txt --no-compile
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_OPTIONS)
 TRITON_VENV := .venv-triton
 WHEELS := .wheels
 VLLM_VENV := .venv-vllm
@@ -36,14 +38,16 @@ help: ## list the targets
 install: $(VENV)/installed ## create the virtual environment and install quipu in it
 install-test: $(VENV)/installed-test
 
-# torch first: by default pip installs a build with gigabytes of CUDA
+# torch first: by default pip installs a build with gigabytes of CUDA; meanwhile the kernels compile
 $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/native/csrc/*)
 	@echo "installing quipu into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) setuptools
-	@$(BIN)/python -m scripts.install_torch $(TORCH) -c constraints.txt
-	@$(PIP) --no-build-isolation -e .
-	@$(BIN)/python -m quipu.kernels.cpu.build
+	@PYTHONPATH=src $(BIN)/python -m quipu.kernels.cpu.compiling & kernels=$$!; \
+	$(PIP) setuptools && $(BIN)/python -m scripts.install_torch $(TORCH) $(PIP_OPTIONS) \
+		&& $(PIP) --no-build-isolation -e .; installed=$$?; \
+	wait $$kernels && exit $$installed
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import quipu.actors.engine.engine_server, quipu.web.cli.serve'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m quipu.kernels.cpu.build
 	@touch $@
 
 # the kernels compile while the rest is installed; then all sources, and the tests as pytest rewrites them: otherwise each
@@ -206,9 +210,9 @@ types: install-test
 layers: install-test
 	$(BIN)/lint-imports
 
-# in folder order: otherwise files with a single long test would run last
+# in folder order: otherwise files with a single long test would run last; compiled once, what only tests import is kept
 pytest: install-test
-	$(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --no-loadscope-reorder --durations 10
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'not slow' -n auto --dist loadfile --no-loadscope-reorder --durations 10
 
 format: install-test ## format and autofix with ruff
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -1,5 +1,7 @@
 """Compiles `csrc/` into one shared library for an instruction set, once for each version of the sources.
 
+    python -m quipu.kernels.cpu.compiling   # for this machine, before anything is installed; `build` then finds it
+
 `setup.py` uses this to build a wheel, so neither torch nor attrs is imported here. Objects and libraries are kept in
 the user's cache folder, each under a name derived from its inputs: sources, flags and compiler.
 
@@ -19,9 +21,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
-from .instruction_sets import CannotBuild, InstructionSet
+from .instruction_sets import CannotBuild, InstructionSet, choose_instruction_set, processor_flags
 
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("g++", "c++", "clang++")
@@ -150,3 +153,8 @@ def _why_not_trusted(path: Path) -> str:
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
     return ""
+
+
+if __name__ == "__main__":
+    with suppress(CannotBuild):  # `build` says why
+        build(choose_instruction_set(processor_flags()))
