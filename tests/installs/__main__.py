@@ -9,9 +9,12 @@ dependencies are resolved. Prints a line for each; the exit code is 1 if one of 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,6 +108,14 @@ def chat(url: str) -> list[int]:
     return cached
 
 
+def end_processes(folder: Path) -> None:
+    """Kill what runs programs in `folder`: if uvx was killed, the server that it waited for is still there."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{folder}/".encode() in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 def try_one(environment: Environment, wheel: Path, folder: Path) -> str:
     """Install, serve, chat and stop; return a summary. Raises whatever went wrong."""
     python = find_python(environment.python)
@@ -156,6 +167,7 @@ def main() -> int:
                 num_bad += 1
                 told = f"FAIL  {environment.name}: {type(error).__name__}: {error}"
             print(told, flush=True)
+            end_processes(place)
             shutil.rmtree(place)  # gigabytes
     return min(num_bad, 1)
 
