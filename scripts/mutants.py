@@ -95,6 +95,11 @@ def find_traps() -> dict[str, str]:
     return {path.stem.removeprefix("test_"): str(path.relative_to(ROOT)) for path in files}
 
 
+def find_patches() -> set[str]:
+    """Return the slugs of the patches, but for those of the simulation (`tests/simulation/mutants.py`)."""
+    return {path.stem for path in ROOT.glob("tests/mutants/*.patch") if not path.stem.startswith("sim_")}
+
+
 def run_timeout_s(files: list[str]) -> float:
     return RUN_TIMEOUT_S * min(len(files), 10)
 
@@ -163,7 +168,7 @@ def try_unmutated(files: list[str]) -> str | None:
 def main(arguments: list[str]) -> int:
     started = time.perf_counter()
     traps = find_traps()
-    patches = {path.stem for path in ROOT.glob("tests/mutants/*.patch")}
+    patches = find_patches()
     wanted = set(arguments) or traps.keys() | patches
     incomplete = sorted(wanted - (traps.keys() & patches))
     for slug in incomplete:

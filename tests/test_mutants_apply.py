@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mutants import find_traps
+from scripts.mutants import find_patches, find_traps
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,4 +27,4 @@ def test_every_patch_applies() -> None:
 
 def test_every_trap_has_a_patch() -> None:
     """Every trap has a patch that plants its fault, and every patch has a trap."""
-    assert {patch.stem for patch in (ROOT / "tests" / "mutants").glob("*.patch")} == set(find_traps())
+    assert find_patches() == set(find_traps())
