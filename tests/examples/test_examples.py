@@ -1,0 +1,119 @@
+"""Every command and example of the documents is run, checked or listed with a reason, as it stands on its page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.servers import Server, serving
+from tests.examples.page_blocks import PAGES, ROOT, Block, blocks_of, has_indented_code
+from tests.examples.page_programs import NOT_RUN, OTHERS, Programs
+from tests.examples.page_runner import APART, PageRunner, apart_reason
+from tests.examples.page_shell import Shell
+
+FLAGS = ("--lora-modules", "pirate=demo-pirate", "sql=demo-pirate", "--response-store", "30d")
+WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("pages") / "server", "demo", *FLAGS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def document(server: Server) -> Any:
+    return server.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("shell"), [*OTHERS, *NOT_RUN])
+    yield shell
+    shell.close()
+
+
+@pytest.fixture
+def folder(server: Server, tmp_path: Path) -> Path:
+    """A folder as the repository is to someone who follows a page, with the data of the server."""
+    for name in ("docs", "deploy"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "data").symlink_to(server.log_path.with_suffix("") / "data")
+    (tmp_path / "server.log").symlink_to(server.log_path)
+    (tmp_path / ".codex").mkdir()  # Codex CLI makes it
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS)
+def test_page(page: str, server: Server, document: Any, shell: Shell, folder: Path) -> None:
+    """Every block of a page works as it stands there, in order, on a server whose cache is empty at the start."""
+    server.wait_at_rest()
+    assert server.post("/reset_prefix_cache").is_success
+    runner = PageRunner(Programs(server, document, shell.folder / "bin"), shell, folder)
+    problems = {block.place: problem for block in blocks_of(page) if (problem := runner.run(block)) is not None}
+    assert problems == {}
+
+
+SENDING = "curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d"
+PLANTED = (
+    ("bash", "quipu serve demo --no-such-flag"),
+    ("bash", "quipu ledger verify [--no-such-flag]"),
+    ("bash", "quipu ledger verify --data-dir nowhere"),
+    ("bash", "make no-such-target"),
+    ("bash", "make serve NO_SUCH_VARIABLE=1"),
+    ("bash", 'make serve ARGS="--no-such-flag"'),
+    ("bash", "python -m bench.no_such_module"),
+    ("bash", "python -m bench.sse --no-such-flag"),
+    ("bash", "no-such-program"),
+    ("bash", "curl http://127.0.0.1:8000/v1/no-such-path"),
+    ("bash", f"""{SENDING} '{{"prompt": "A", "max_tokens": "x"}}'"""),
+    ("bash", f"""{SENDING} '{{"prompt": "A", "no_such_field": 1'"""),
+    ("bash", "prometheus --config.file deploy/no-such-file"),
+    ("bash", "pip install './dist/quipu_llm-….whl[no_such_extra]'"),
+    ("console", "quipu --version"),
+    ("console", "$ quipu chat\n> Hello\nHello\nprompt 1 · cached 1 · computed 0\n"),
+    ("console", '$ curl http://127.0.0.1:8000/v1/models\n{"no_such_field": 1}\n'),
+    ("python", "print(1)\n# 2\n"),
+    ("python", "raise LookupError"),
+    ("json", '{"no_such_field": 1}'),
+    ("json", "{"),
+    ("http", 'POST /v1/load_lora_adapter {"no_such_field": 1}'),
+    ("http", "POST /v1/no-such-path {}"),
+    ("toml", "[[keys]]\nno_such_field = 1\n"),
+    ("text", "quipu serve --no-such-flag"),
+    ("text", "> Hello"),
+    ("text", "quipu:no_such_metric 1"),
+    ("ruby", "puts 1"),
+)
+
+
+@pytest.mark.parametrize(("language", "text"), PLANTED)
+def test_wrong_examples_are_found(
+    language: str, text: str, server: Server, document: Any, shell: Shell, folder: Path
+) -> None:
+    """What does not work, and what nobody runs, is found."""
+    runner = PageRunner(Programs(server, document, shell.folder / "bin"), shell, folder)
+    assert runner.run(Block("planted.md", 1, language, f"{text}\n")) is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_is_fenced(page: str) -> None:
+    """Code is in fences, which say its language: nothing else is run."""
+    assert not has_indented_code(page)
+
+
+def test_exceptions_exist() -> None:
+    """Every block that is left out is on its page, and the tests that are said to run it exist."""
+    left_out = {(block.page, begin) for page in PAGES for block in blocks_of(page) for begin in _begins(block)}
+    assert left_out == set(APART)
+    named = re.findall(r"tests/[\w/]+\.py", " ".join(APART.values()))
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def _begins(block: Block) -> Iterator[str]:
+    if apart_reason(block):
+        yield from (begin for page, begin in APART if page == block.page and block.text.startswith(begin))
