@@ -3,8 +3,8 @@
 `launch` is the test's side: one launcher per test session is started with the first `quipu`, and ended with the
 session. Run as a script, this file is the launcher: it handles one request at a time over a socket. Each child runs the
 same entry point as the installed command, with the arguments, working directory, environment and streams that it was
-given. A server starts its own processes as usual. Tests of the installed command (`test_command_line.py`, a wheel named
-by QUIPU_COMMAND) do not use the launcher.
+given. A server's engines are forked likewise (`spare_engines.py`), and it starts its other processes as usual. Tests of
+the installed command (`test_command_line.py`, a wheel named by QUIPU_COMMAND) do not use the launcher.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from tests.e2e.spare_engines import ROOM, keep_spares, load
+
+LAUNCHER = "tests/e2e/launcher.py"
 MAX_REQUEST_BYTES = 1 << 17
 NUM_STREAMS = 2
 
@@ -70,7 +75,7 @@ class Launcher:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-P", str(Path(__file__)), str(theirs.fileno())]
+            command = [sys.executable, "-P", str(Path(__file__)), str(theirs.fileno()), ROOM]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._socket = ours
         self._one_at_a_time = threading.Lock()
@@ -121,6 +126,7 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
     # what a server imports at start-up or when it opens its ledger; none of it starts a thread
     for module in ("alembic", "httpcore2", "quipu.web.cli.serve"):
         import_module(module)
+    loaded = load()
     gc.collect()
     gc.freeze()  # a server looks through its objects when it has started: for only those that are its own
     from quipu.web.cli.cli import main
@@ -143,6 +149,8 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
             os.environ.clear()
             os.environ.update(request["environment"])
             sys.argv = ["quipu", *request["arguments"]]
+            if request["arguments"][:1] == ["serve"]:
+                keep_spares(loaded)
             return main
         for descriptor in descriptors:
             os.close(descriptor)
@@ -150,4 +158,5 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
 
 
 if __name__ == "__main__":
+    del sys.path[0]
     sys.exit(run_launcher(socket.socket(fileno=int(sys.argv[1])))())

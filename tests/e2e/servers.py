@@ -25,7 +25,7 @@ import httpx
 import openai
 
 from quipu.web.auth.key_file import hash_key
-from tests.e2e.launcher import Launched, launch
+from tests.e2e.launcher import LAUNCHER, Launched, launch
 from tests.processes import PATIENCE_S, eventually, has_ended
 from tests.tiny import BLOCK, EXECUTOR, TINY, full_blocks
 
@@ -196,13 +196,13 @@ class Server:
         return [pid for pid in self.children() if runs(pid, "quipu.actors.text_workers.chat_worker")]
 
     def children(self) -> list[int]:
-        """Return the pids of the web process's running children."""
+        """Return the pids of the web process's running children, without spare engines of the launcher."""
         try:
             tasks = list(Path(f"/proc/{self.pid}/task").iterdir())
             pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
         except (FileNotFoundError, ProcessLookupError):
             return []
-        return [pid for pid in pids if not has_ended(pid)]
+        return [pid for pid in pids if not has_ended(pid) and not runs(pid, LAUNCHER)]
 
     @contextmanager
     def paused_engine(self) -> Iterator[None]:

@@ -31,13 +31,6 @@ def test_empty_folder(fake: Server) -> None:
     assert fake.get("/v1/models").json()["data"][0]["id"] == "demo"
 
 
-def test_only_engine_loads_torch(tiny: Server) -> None:
-    """With a real model, the engine has loaded torch and the web process has not."""
-    assert tiny.complete("torch").status_code == 200
-    assert not has_torch(tiny.pid)
-    assert has_torch(tiny.engine_pid())
-
-
 def bad_checkpoint(folder: Path, what: str) -> Path:
     """Copy the tiny checkpoint with one defect."""
     shutil.copytree(TINY, folder / "model")
@@ -99,12 +92,18 @@ def test_cross_site_requests(fake: Server) -> None:
 
 
 def test_start_on_a_terminal(tmp_path: Path) -> None:
-    """Every line is plain text, even of the engine process, and the last one is the URL to open; Ctrl-C ends it."""
+    """Every line is plain text, even of the engine process, and the last one is the URL to open; Ctrl-C ends it.
+
+    Only the engine loads torch.
+    """
     command = [str(QUIPU), "serve", "demo", "--port", "0", "--data-dir", str(tmp_path / "data")]
     with on_a_terminal(*command) as user:
         lines = (user.read_until("/ui\r\n")).splitlines()
         assert lines[-1].startswith("ready: http://127.0.0.1:")
         assert any("the cpu executor runs on" in line for line in lines)  # a line of the engine process
         assert not [line for line in lines if line.startswith("{")]
+        server = Server(user.process, tmp_path, lines[-1].removeprefix("ready: ").removesuffix("/ui"))
+        assert server.complete("torch").status_code == 200
+        assert not has_torch(server.pid) and has_torch(server.engine_pid())
         user.type(CTRL_C)
         user.read_until("server.stopping")
