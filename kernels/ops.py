@@ -33,6 +33,8 @@ class RopeTable:
 
     cos_PR: torch.Tensor
     sin_PR: torch.Tensor
+    is_interleaved: bool = False
+    """Whether elements 2r and 2r + 1 are a pair, else r and r + R."""
 
     def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `(cos_NR, sin_NR)`. Raises IndexError past the table."""
@@ -54,8 +56,13 @@ class Experts:
 class Ops(Protocol):
     """The operations of one pass."""
 
-    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Look up rows of the table, times `scale` rounded to the model's dtype, as Gemma was trained: x_ND."""
+    def embed(
+        self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
+    ) -> torch.Tensor:
+        """Look up rows of the table, times `scale`: x_ND.
+
+        The scale is rounded to the model's dtype, as Gemma was trained, unless it `is_exact`.
+        """
         ...
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -70,7 +77,7 @@ class Ops(Protocol):
         ...
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
-        """Apply rotary embedding (Su et al., arXiv:2104.09864), pairing element r with r + R as Hugging Face does.
+        """Apply rotary embedding (Su et al., arXiv:2104.09864) to pairs of elements, as the table says.
 
         Each token is rotated by the table's row of its position. The elements of a head from 2R on are unchanged.
         """
@@ -102,6 +109,10 @@ class Ops(Protocol):
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         """Compute `gelu(gate) * up` with the tanh form of GELU (Hendrycks and Gimpel, arXiv:1606.08415): h_NF."""
+        ...
+
+    def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
+        """Compute `sigmoid(score) * x`, with one score per row: y_ND."""
         ...
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:

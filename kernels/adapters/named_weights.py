@@ -17,6 +17,7 @@ import torch
 from ..checkpoints.weights import Shape, Weights
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
+_SCORES = (".mlp.gate", ".mlp.shared_expert_gate")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -46,7 +47,7 @@ class NamedWeights:
         whole = self._source.fused(parts)
         if len(parts[0][1]) == 2:
             named = [(name.removesuffix(".weight"), shape) for name, shape in parts]
-            if any(_EXPERT.search(name) or name.endswith(".mlp.gate") for name, _ in named):
+            if any(_EXPERT.search(name) or name.endswith(_SCORES) for name, _ in named):
                 self.others.update(name for name, _ in named)
                 return whole
             if named[0][0] == _EMBEDDING:

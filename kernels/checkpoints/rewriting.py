@@ -109,7 +109,7 @@ def _describe(form: str, quantization: Quantization, kept: tuple[str, ...]) -> d
         "format": stored,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head", r"re:.*\.mlp\.gate$", *(name.removesuffix(".weight") for name in kept)],
+        "ignore": ["lm_head", r"re:.*\.mlp\.(shared_expert_)?gate$", *(name.removesuffix(".weight") for name in kept)],
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }

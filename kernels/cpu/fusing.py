@@ -21,6 +21,8 @@ import attrs
 from . import program
 from .recorded import Place, RecordedOp
 
+_OF_ROPE = ("cos", "sin", "out_width", "interleaved")
+
 
 def fuse(calls: list[RecordedOp]) -> list[RecordedOp]:
     """Return the same calls, fused where possible."""
@@ -109,7 +111,7 @@ def _attention(
     q_from, k_from = q[0].x, k[0].x
     if q_from is None or k_from is None or {k_from.value, write.z.value} != {q_from.value}:
         return None
-    if any(q_rope.fields[name] != k_rope.fields[name] for name in ("cos", "sin", "out_width", "width")):
+    if any(q_rope.fields[name] != k_rope.fields[name] for name in (*_OF_ROPE, "width")):
         return None
     norms = [call for call in inside if call.kind == program.RMS_NORM]
     if len({call.fields["eps"] for call in norms}) > 1:
@@ -117,7 +119,7 @@ def _attention(
     fields = {
         **attend.fields,
         "fused_rope": True,
-        **{name: q_rope.fields[name] for name in ("cos", "sin", "out_width")},
+        **{name: q_rope.fields[name] for name in _OF_ROPE},
         "norm": q[0].fields["weight"] if len(q) == 2 else None,
         "key_norm": k[0].fields["weight"] if len(k) == 2 else None,
         "eps": norms[0].fields["eps"] if norms else 0.0,

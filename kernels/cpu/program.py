@@ -28,8 +28,8 @@ STORED_KV = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
-LOW_RANK = 16
-ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE})
+LOW_RANK, SIGMOID_MUL = 16, 17
+ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE, SIGMOID_MUL})
 """Kinds of operations in which each thread reads and writes only its own rows, always the same ones."""
 
 Int64s = npt.NDArray[np.int64]
@@ -45,6 +45,7 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen", "narrow_stride", "drawn_columns")),
         *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
         *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope", "x_rounded", "y_rounded")),
+        ("interleaved", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
         *(
             (name, ctypes.c_void_p)

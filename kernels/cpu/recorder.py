@@ -57,8 +57,11 @@ class Recorder:
         self._head = True
         return self._record(program.GATHER, x=x_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
-    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        width, scale = table_VD.shape[1], float(torch.tensor(scale, dtype=table_VD.dtype))
+    def embed(
+        self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
+    ) -> torch.Tensor:
+        width = table_VD.shape[1]
+        scale = scale if is_exact else float(torch.tensor(scale, dtype=table_VD.dtype))
         return self._record(program.EMBED, shape=(width,), width=width, scale=scale, also=self._matrix(table_VD))
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -107,6 +110,7 @@ class Recorder:
             num_heads=num_heads,
             cos=cos,
             sin=sin,
+            interleaved=table.is_interleaved,
         )
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
@@ -143,6 +147,10 @@ class Recorder:
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         return self._record(program.ADD, x=x_ND, z=y_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
+
+    def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
+        width = x_ND.shape[1]
+        return self._record(program.SIGMOID_MUL, x=x_ND, z=score_N1, shape=(width,), width=width)
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         return self._gated(program.GELU_MUL, gate_up_N2F)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -32,6 +32,18 @@ class MoeConfig:
     """Whether the weights of the chosen experts are normalised to 1."""
     dense_layers: frozenset[int]
     """Layers with a dense MLP instead of experts."""
+    shared_intermediate_size: int | None = None
+    """Of the expert that all tokens have in addition, times the sigmoid of a score of its own; None: there is none."""
+
+
+@attrs.frozen
+class NormNames:
+    """Where a layer norms, by the names of the weights in a checkpoint; None: not there."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -52,13 +64,29 @@ class DecoderConfig:
     o_bias: bool
     rope: Rope
     local_rope: Rope = attrs.field(default=attrs.Factory(lambda config: config.rope, takes_self=True))
-    """Of layers with a window; differs from `rope` for Gemma 3 only."""
+    """Of layers with a window; differs from `rope` for Gemma 3 and OLMo 3 only."""
+    unrotated: frozenset[int] = frozenset()
+    """Layers without a rotary embedding."""
     windows: tuple[int | None, ...]
     """How many tokens each layer's attention sees, the token itself included; None: all."""
+    norms: NormNames = NormNames()
+    adds_one_to_norms: bool = False
+    """Whether a checkpoint stores w for norms by 1 + w."""
     norms_heads: bool = False
-    """Whether query and key heads are normed before they are rotated."""
-    is_stored_fused: bool = False
-    """Whether a checkpoint has q, k and v in one matrix, and gate and up."""
+    """Whether query and key heads are normed before they are rotated..."""
+    norms_projections: bool = False
+    """...or all query heads of a token together, and all key heads."""
+    activation: Literal["silu", "gelu"] = "silu"
+    """Of the MLP; `gelu` in its tanh form."""
+    embed_scale: float = 1.0
+    """Factor of embeddings."""
+    embed_scale_is_exact: bool = False
+    """Whether that factor is not rounded to the model's dtype."""
+    logits_divisor: float = 1.0
+    qkv_is_stored_fused: bool = False
+    """Whether a checkpoint has q, k and v in one matrix..."""
+    mlp_is_stored_fused: bool = False
+    """...and gate and up."""
     attention_scale: float = attrs.field(default=attrs.Factory(lambda config: config.head_dim**-0.5, takes_self=True))
     """Factor of the product of query and key."""
     attention_soft_cap: float | None = None
@@ -155,6 +183,11 @@ def read_windows(data: dict[str, Any], default_types: list[str], default_window:
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def every_nth_full(num_layers: int, every: int) -> list[str]:
+    """Return types of layers, of which every n-th has no window."""
+    return ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(num_layers)]
+
+
 def same_window(data: dict[str, Any], window: int | None) -> tuple[int | None, ...]:
     """Return the same window, or none, for all layers. Raises ValueError if `layer_types` contradicts."""
     kind = "full_attention" if window is None else "sliding_attention"
@@ -178,6 +211,16 @@ def check_length(config: DecoderConfig, max_model_len: int) -> None:
             f"{scaling.original_max_position_embeddings}: beyond it rope_type 'longrope' changes the rotation of "
             "earlier tokens, which invalidates cached prefixes; choose a max_model_len up to it"
         )
+
+
+def read_flags(data: dict[str, Any], key: str, default: list[bool]) -> list[bool]:
+    """Read a list with an entry for each layer, or more. Raises ValueError naming the entry."""
+    value = data.get(key)
+    if value is None:
+        return default
+    if len(value) < len(default):
+        raise ValueError(f"config.json: {key} has {len(value)} entries for {len(default)} layers")
+    return [bool(one) for one in value[: len(default)]]
 
 
 _MOST_OF = {"num_hidden_layers": 10_000}

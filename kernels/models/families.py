@@ -11,9 +11,20 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig
-from .gemma import Gemma, parse_gemma2, parse_gemma3
-from .llama import Llama, parse_llama, parse_mistral, parse_phi3
-from .qwen import parse_qwen2, parse_qwen3, parse_qwen3_moe
+from .decoder_model import Decoder
+from .gemma import parse_gemma2, parse_gemma3
+from .glm import parse_glm, parse_glm4
+from .llama import (
+    parse_granite,
+    parse_llama,
+    parse_ministral,
+    parse_mistral,
+    parse_phi3,
+    parse_seed_oss,
+    parse_smollm3,
+)
+from .olmo import parse_exaone4, parse_olmo2, parse_olmo3, parse_olmoe
+from .qwen import parse_qwen2, parse_qwen2_moe, parse_qwen3, parse_qwen3_moe
 from .refusals import check_entries
 
 
@@ -39,11 +50,11 @@ class Family:
 
     parse_supported: Callable[[dict[str, Any]], DecoderConfig]
     """Parses a `config.json` that has no entry to refuse. Raises ValueError for one that is missing or wrong."""
-    build: Callable[[DecoderConfig, Weights, int], Model]
-    """The last argument is the number of positions that rotary tables must cover."""
     reads: str
     """Entries that it reads besides those that every family reads, separated by spaces."""
     activation: str = "silu"
+    build: Callable[[DecoderConfig, Weights, int], Model] = Decoder
+    """The last argument is the number of positions that rotary tables must cover."""
 
     def parse(self, data: dict[str, Any]) -> DecoderConfig:
         """Parse `config.json`. Raises ValueError for an entry that is missing or not supported."""
@@ -53,22 +64,33 @@ class Family:
 
 _GEMMA = "attention_bias query_pre_attn_scalar sliding_window final_logit_softcapping"
 _QWEN = "sliding_window use_sliding_window max_window_layers"
-_EXPERTS = (
-    "num_experts num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step "
-    "mlp_only_layers"
-)
+_CHOICE = "num_experts num_local_experts num_experts_per_tok norm_topk_prob"
+_EXPERTS = f"{_CHOICE} moe_intermediate_size decoder_sparse_step mlp_only_layers"
 _GELU = "gelu_pytorch_tanh"
+_GRANITE = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+_SMOLLM = f"{_QWEN} no_rope_layers no_rope_layer_interval"
 FAMILIES = {
-    "Gemma2ForCausalLM": Family(parse_gemma2, Gemma, f"{_GEMMA} attn_logit_softcapping", _GELU),
+    "Exaone4ForCausalLM": Family(parse_exaone4, "sliding_window sliding_window_pattern"),
+    "Gemma2ForCausalLM": Family(parse_gemma2, f"{_GEMMA} attn_logit_softcapping", _GELU),
     "Gemma3ForCausalLM": Family(
-        parse_gemma3, Gemma, f"{_GEMMA} sliding_window_pattern _sliding_window_pattern rope_local_base_freq", _GELU
+        parse_gemma3, f"{_GEMMA} sliding_window_pattern _sliding_window_pattern rope_local_base_freq", _GELU
     ),
-    "LlamaForCausalLM": Family(parse_llama, Llama, "attention_bias"),
-    "MistralForCausalLM": Family(parse_mistral, Llama, "sliding_window"),
-    "Phi3ForCausalLM": Family(parse_phi3, Llama, "sliding_window"),
-    "Qwen2ForCausalLM": Family(parse_qwen2, Llama, _QWEN),
-    "Qwen3ForCausalLM": Family(parse_qwen3, Llama, f"attention_bias {_QWEN}"),
-    "Qwen3MoeForCausalLM": Family(parse_qwen3_moe, Llama, f"attention_bias {_QWEN} {_EXPERTS}"),
+    "Glm4ForCausalLM": Family(parse_glm4, "attention_bias"),
+    "GlmForCausalLM": Family(parse_glm, "attention_bias"),
+    "GraniteForCausalLM": Family(parse_granite, f"attention_bias {_GRANITE}"),
+    "LlamaForCausalLM": Family(parse_llama, "attention_bias"),
+    "MinistralForCausalLM": Family(parse_ministral, "sliding_window"),
+    "MistralForCausalLM": Family(parse_mistral, "sliding_window"),
+    "Olmo2ForCausalLM": Family(parse_olmo2, "attention_bias"),
+    "Olmo3ForCausalLM": Family(parse_olmo3, "attention_bias sliding_window"),
+    "OlmoeForCausalLM": Family(parse_olmoe, f"attention_bias {_CHOICE}"),
+    "Phi3ForCausalLM": Family(parse_phi3, "sliding_window"),
+    "Qwen2ForCausalLM": Family(parse_qwen2, _QWEN),
+    "Qwen2MoeForCausalLM": Family(parse_qwen2_moe, f"qkv_bias shared_expert_intermediate_size {_QWEN} {_EXPERTS}"),
+    "Qwen3ForCausalLM": Family(parse_qwen3, f"attention_bias {_QWEN}"),
+    "Qwen3MoeForCausalLM": Family(parse_qwen3_moe, f"attention_bias {_QWEN} {_EXPERTS}"),
+    "SeedOssForCausalLM": Family(parse_seed_oss, "attention_bias attention_out_bias"),
+    "SmolLM3ForCausalLM": Family(parse_smollm3, f"attention_bias {_SMOLLM}"),
 }
 
 

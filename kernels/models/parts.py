@@ -7,8 +7,6 @@ What must always hold: every tensor that the config implies is requested, in the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 import torch
 
@@ -18,11 +16,11 @@ from .config import DecoderConfig
 
 
 @attrs.frozen
-class HeadNorms:
-    """Weights of the norms of query and key heads."""
+class QueryKeyNorms:
+    """Weights of the norms of queries and keys: of each head, or of all heads of a token together."""
 
-    q_E: torch.Tensor
-    k_E: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
 
 
 @attrs.frozen
@@ -33,7 +31,7 @@ class Attention:
     qkv_bias_O: torch.Tensor | None
     o_DI: torch.Tensor
     o_bias_D: torch.Tensor | None
-    norms: HeadNorms | None
+    norms: QueryKeyNorms | None
 
 
 @attrs.frozen
@@ -53,35 +51,33 @@ class Embeddings:
     """The embedding itself if the two are tied."""
 
 
-def read_norm(weights: Weights, name: str, width: int) -> torch.Tensor:
-    return weights.tensor(name, (width,))
+def read_norm(weights: Weights, name: str, width: int, c: DecoderConfig) -> torch.Tensor:
+    weight = weights.tensor(name, (width,))
+    return weight.float() + 1.0 if c.adds_one_to_norms else weight
 
 
-def read_gemma_norm(weights: Weights, name: str, width: int) -> torch.Tensor:
-    """Read a norm of Gemma, which stores w for a weight of 1 + w."""
-    return weights.tensor(name, (width,)).float() + 1.0
-
-
-def read_attention(
-    weights: Weights,
-    prefix: str,
-    c: DecoderConfig,
-    read_norm: Callable[[Weights, str, int], torch.Tensor] = read_norm,
-) -> Attention:
+def read_attention(weights: Weights, prefix: str, c: DecoderConfig) -> Attention:
     D, Q, KV = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     qkv = [(prefix + "q_proj", Q), (prefix + "k_proj", KV), (prefix + "v_proj", KV)]
-    if c.is_stored_fused:
+    if c.qkv_is_stored_fused:
         qkv = [(prefix + "qkv_proj", Q + 2 * KV)]
-    q_norm, k_norm = (prefix + f"{name}_norm.weight" for name in ("q", "k"))
     return Attention(
         qkv_OD=weights.fused([(name + ".weight", (rows, D)) for name, rows in qkv]),
         qkv_bias_O=weights.fused([(name + ".bias", (rows,)) for name, rows in qkv]) if c.qkv_bias else None,
         o_DI=weights.tensor(prefix + "o_proj.weight", (D, Q)),
         o_bias_D=weights.tensor(prefix + "o_proj.bias", (D,)) if c.o_bias else None,
-        norms=HeadNorms(read_norm(weights, q_norm, c.head_dim), read_norm(weights, k_norm, c.head_dim))
-        if c.norms_heads
-        else None,
+        norms=_read_norms(weights, prefix, c, Q, KV),
     )
+
+
+def _read_norms(weights: Weights, prefix: str, c: DecoderConfig, Q: int, KV: int) -> QueryKeyNorms | None:
+    if not (c.norms_heads or c.norms_projections):
+        return None
+    widths = (c.head_dim, c.head_dim) if c.norms_heads else (Q, KV)
+    q, k = (
+        read_norm(weights, f"{prefix}{name}_norm.weight", width, c) for name, width in zip("qk", widths, strict=True)
+    )
+    return QueryKeyNorms(q, k)
 
 
 def read_mlp(weights: Weights, prefix: str, D: int, F: int, *, is_stored_fused: bool = False) -> Mlp:
@@ -106,7 +102,13 @@ def project_heads(
     qkv_NO = ops.linear(h_ND, attention.qkv_OD, attention.qkv_bias_O)
     heads = qkv_NO.view(qkv_NO.shape[0], -1, c.head_dim)
     q_NHE, k_NKE, v_NKE = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-    if (norms := attention.norms) is not None:
-        q_NHE = ops.rms_norm(q_NHE, norms.q_E, c.rms_norm_eps)
-        k_NKE = ops.rms_norm(k_NKE, norms.k_E, c.rms_norm_eps)
-    return q_NHE, k_NKE, v_NKE
+    if (norms := attention.norms) is None:
+        return q_NHE, k_NKE, v_NKE
+    return _norm(q_NHE, norms.q, c, ops), _norm(k_NKE, norms.k, c, ops), v_NKE
+
+
+def _norm(x_NHE: torch.Tensor, weight: torch.Tensor, c: DecoderConfig, ops: Ops) -> torch.Tensor:
+    """Norm each head, or all heads of a token together."""
+    if c.norms_heads:
+        return ops.rms_norm(x_NHE, weight, c.rms_norm_eps)
+    return ops.rms_norm(x_NHE.flatten(1), weight, c.rms_norm_eps).view(x_NHE.shape)

@@ -1,20 +1,38 @@
 """The configurations of the Qwen families, each a Llama (`llama.py`) with some differences.
 
 Qwen2 and 2.5 (Qwen Team, arXiv:2407.10671 and 2412.15115) have biases on q, k and v, Qwen3 (arXiv:2505.09388) has
-normed query and key heads, Qwen3-MoE a mixture of experts as MLP besides.
+normed query and key heads. The MLPs of Qwen2-MoE and Qwen3-MoE are mixtures of experts; the former adds a shared one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .config import DecoderConfig, MoeConfig, positive, read_sizes, read_windows, same_window
+import attrs
+
+from .config import DecoderConfig, positive, read_sizes, read_windows, same_window
+from .mixtures import parse_moe
 from .rope_config import parse_rope
 
 
 def parse_qwen2(data: dict[str, Any]) -> DecoderConfig:
     sizes = read_sizes(data) | {"qkv_bias": True}
     return DecoderConfig(**sizes, rope=parse_rope(data, head_dim=sizes["head_dim"]), windows=_read_windows(data))
+
+
+def parse_qwen2_moe(data: dict[str, Any]) -> DecoderConfig:
+    """Parse `config.json`. By default every second layer before `max_window_layers` has a window, if any has one."""
+    sizes = read_sizes(data) | {"qkv_bias": bool(data.get("qkv_bias", True))}
+    num_layers, below = sizes["num_layers"], _read_max_window_layers(data)
+    kinds = ["full_attention" if index % 2 or index >= below else "sliding_attention" for index in range(num_layers)]
+    slides = data.get("use_sliding_window") and data.get("sliding_window", 4096) is not None
+    moe = parse_moe(data, num_layers)
+    return DecoderConfig(
+        **sizes,
+        rope=parse_rope(data, head_dim=sizes["head_dim"]),
+        windows=read_windows(data, kinds, 4096) if slides else same_window(data, None),
+        moe=attrs.evolve(moe, shared_intermediate_size=positive(data, "shared_expert_intermediate_size")),
+    )
 
 
 def parse_qwen3(data: dict[str, Any]) -> DecoderConfig:
@@ -33,7 +51,7 @@ def parse_qwen3_moe(data: dict[str, Any]) -> DecoderConfig:
         rope=parse_rope(data, head_dim=sizes["head_dim"]),
         windows=same_window(data, window),
         norms_heads=True,
-        moe=_parse_moe(data, sizes["num_layers"]),
+        moe=parse_moe(data, sizes["num_layers"]),
     )
 
 
@@ -41,28 +59,13 @@ def _read_windows(data: dict[str, Any]) -> tuple[int | None, ...]:
     """Return each layer's window if `use_sliding_window`: by `layer_types`, else from layer `max_window_layers` on."""
     if not data.get("use_sliding_window") or data.get("sliding_window", 4096) is None:
         return same_window(data, None)
-    full = data.get("max_window_layers", 28)
-    if not isinstance(full, int) or isinstance(full, bool):
-        raise ValueError(f"config.json: max_window_layers is {full!r}, must be an integer")
-    num_layers = positive(data, "num_hidden_layers")
+    num_layers, full = positive(data, "num_hidden_layers"), _read_max_window_layers(data)
     kinds = ["full_attention" if index < full else "sliding_attention" for index in range(num_layers)]
     return read_windows(data, kinds, 4096)
 
 
-def _parse_moe(data: dict[str, Any], num_layers: int) -> MoeConfig:
-    """Parse the mixture of experts. Newer files call `num_experts` `num_local_experts`. Raises ValueError."""
-    num_experts = positive(data, "num_local_experts" if "num_local_experts" in data else "num_experts")
-    num_chosen = positive(data, "num_experts_per_tok")
-    if num_chosen > num_experts:
-        raise ValueError(
-            f"config.json: num_experts_per_tok is {num_chosen}, must not exceed the number of experts, {num_experts}"
-        )
-    step = positive(data, "decoder_sparse_step", default=1)
-    dense = {int(index) for index in data.get("mlp_only_layers") or ()}
-    return MoeConfig(
-        num_experts=num_experts,
-        num_chosen=num_chosen,
-        intermediate_size=positive(data, "moe_intermediate_size"),
-        normalise=bool(data.get("norm_topk_prob", False)),
-        dense_layers=frozenset(index for index in range(num_layers) if index in dense or (index + 1) % step),
-    )
+def _read_max_window_layers(data: dict[str, Any]) -> int:
+    value = data.get("max_window_layers", 28)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"config.json: max_window_layers is {value!r}, must be an integer")
+    return value

@@ -27,7 +27,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
             compression_config attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias pruned_heads
             per_layer_config block_configs
             use_sliding_window attention_sinks attn_output_gate attn_temperature_tuning alibi clip_qkv kv_lora_rank
-            num_kv_shared_layers qk_layernorm qk_norm use_qk_norm use_bidirectional_attention
+            num_kv_shared_layers attention_out_bias qk_layernorm qk_norm use_qk_norm use_bidirectional_attention
             no_rope_layers no_rope_layer_interval rope_interleaved use_mrope
             adapter_config first_k_dense_replace hidden_size_per_layer_input mlp_only_layers n_routed_experts
             num_experts num_experts_per_tok num_local_experts num_nextn_predict_layers parallel_attn
@@ -66,8 +66,9 @@ _NEUTRAL = _words(
     _name_or_path architectures auto_map bos_token_id dtype eos_token_id model_type pad_token_id torch_dtype
     transformers_version unsloth_version sep_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
     max_length temperature top_k top_p do_sample repetition_penalty id2label label2id problem_type task_specific_params
-    attention_dropout attn_pdrop embd_pdrop hidden_dropout resid_pdrop initializer_range initializer_factor
-    output_attentions output_hidden_states output_router_logits router_aux_loss_coef return_dict torchscript
+    attention_dropout attn_pdrop embd_pdrop hidden_dropout resid_pdrop residual_dropout initializer_range
+    initializer_factor output_attentions output_hidden_states output_router_logits router_aux_loss_coef return_dict
+    torchscript
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
     _attn_implementation_autoset quantization_config

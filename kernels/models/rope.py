@@ -30,7 +30,7 @@ def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
             frequency_R = frequency_R / torch.tensor(rope.scaling.factors, dtype=torch.float32)
             factor = rope.scaling.attention_factor
     angle_PR = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
-    return RopeTable(cos_PR=angle_PR.cos() * factor, sin_PR=angle_PR.sin() * factor)
+    return RopeTable(angle_PR.cos() * factor, angle_PR.sin() * factor, rope.is_interleaved)
 
 
 def _scale_llama3(frequency_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

@@ -69,16 +69,25 @@ class Rope:
     width: int
     """How many elements of a head are rotated, from its first on; even."""
     scaling: Scaling | None
+    is_interleaved: bool = False
+    """Whether neighbours are rotated together, else element r and r plus half of the width."""
 
 
 def parse_rope(
-    data: dict[str, Any], *, head_dim: int, entries: dict[str, Any] | None = None, partial: bool = False
+    data: dict[str, Any],
+    *,
+    head_dim: int,
+    entries: dict[str, Any] | None = None,
+    partial: bool = False,
+    default_theta: float = 10_000.0,
+    default_share: float = 1.0,
+    is_interleaved: bool = False,
 ) -> Rope:
     """Parse `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
     `entries` replaces `rope_parameters` and `rope_scaling`, for families with several embeddings or names of their own;
-    `partial` allows that only a part of each head is rotated. Raises ValueError naming the entry that is missing or not
-    supported.
+    `partial` allows that only a part of each head is rotated, by default `default_share`. Raises ValueError naming the
+    entry that is missing or not supported.
     """
     rope = rope_entries(data) if entries is None else dict(entries)
     if any(isinstance(value, dict) for value in rope.values()):
@@ -87,8 +96,8 @@ def parse_rope(
         )
     rope_type = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     rope.pop("type", None)
-    theta = rope.pop("rope_theta", None) or data.get("rope_theta") or 10_000.0
-    share = rope.pop("partial_rotary_factor", None) or data.get("partial_rotary_factor") or 1.0
+    theta = rope.pop("rope_theta", None) or data.get("rope_theta") or default_theta
+    share = rope.pop("partial_rotary_factor", None) or data.get("partial_rotary_factor") or default_share
     width = int(head_dim * _number("partial_rotary_factor", share))
     if share != 1.0 and not partial:
         raise ValueError(f"config.json: partial_rotary_factor {share} is not supported for this architecture")
@@ -103,7 +112,24 @@ def parse_rope(
     entries_of_type = _Entries(rope_type, rope, data)
     scaling = _PARSERS[rope_type](entries_of_type, width)
     entries_of_type.check_all_read()
-    return Rope(theta=_number("rope_theta", theta), width=width, scaling=scaling)
+    return Rope(theta=_number("rope_theta", theta), width=width, scaling=scaling, is_interleaved=is_interleaved)
+
+
+def parse_ropes_of_types(data: dict[str, Any], *, head_dim: int, thetas: tuple[float, float]) -> tuple[Rope, Rope]:
+    """Parse the rotary embeddings of full and of windowed layers, whose bases are `thetas` by default.
+
+    The older `rope_scaling` and `rope_theta` are those of full layers.
+    """
+    entries = rope_entries(data)
+    if entries.keys() & {"full_attention", "sliding_attention"}:
+        full, local = entries.get("full_attention") or {}, entries.get("sliding_attention") or {}
+    else:
+        full, local = {"rope_theta": data.get("rope_theta"), **entries}, {}
+    both = [
+        parse_rope(data, head_dim=head_dim, entries={**one, "rope_theta": one.get("rope_theta") or theta})
+        for one, theta in zip((full, local), thetas, strict=True)
+    ]
+    return both[0], both[1]
 
 
 def rope_entries(data: dict[str, Any]) -> dict[str, Any]:

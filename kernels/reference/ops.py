@@ -40,9 +40,11 @@ class ReferenceOps:
     def select(self, tokens: Sequence[int]) -> None:
         """Say which tokens of the pass all later operations work on, row by row. Before that: all of them."""
 
-    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    def embed(
+        self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
+    ) -> torch.Tensor:
         # the table is always float32
-        return table_VD[token_ids_N] * torch.tensor(scale, dtype=self._dtype).float()
+        return table_VD[token_ids_N] * torch.tensor(scale, dtype=torch.float32 if is_exact else self._dtype).float()
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         y_NO = multiply(x_NI, weight_OI)
@@ -56,9 +58,15 @@ class ReferenceOps:
             self._cos_sin[id(table)] = table.at(self._plan.positions_N)
         cos_NR, sin_NR = self._cos_sin[id(table)]
         half = cos_NR.shape[1]
-        first_NHR, second_NHR, rest = torch.split(x_NHE, [half, half, x_NHE.shape[2] - 2 * half], dim=-1)
+        rotating, rest = x_NHE[..., : 2 * half], x_NHE[..., 2 * half :]
+        if table.is_interleaved:
+            first_NHR, second_NHR = rotating.view(*x_NHE.shape[:2], half, 2).unbind(-1)
+        else:
+            first_NHR, second_NHR = torch.split(rotating, half, dim=-1)
         cos_N1R, sin_N1R = cos_NR.unsqueeze(1), sin_NR.unsqueeze(1)
         rotated = (first_NHR * cos_N1R - second_NHR * sin_N1R, second_NHR * cos_N1R + first_NHR * sin_N1R)
+        if table.is_interleaved:
+            return torch.cat([torch.stack(rotated, dim=-1).flatten(-2), rest], dim=-1)
         return torch.cat([*rotated, rest], dim=-1)
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
@@ -88,6 +96,9 @@ class ReferenceOps:
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
         return row_by_row(partial(torch.nn.functional.gelu, approximate="tanh"), gate_NF) * up_NF
+
+    def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
+        return row_by_row(torch.sigmoid, score_N1) * x_ND
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         return x_ND + y_ND

@@ -1,4 +1,4 @@
-"""Kernels of single rows: gated activations, sums, soft caps, the embedding, and RMSNorm. `ops.py` launches them.
+"""Kernels of single rows: gates, gated activations, sums, soft caps, the embedding, RMSNorm. `ops.py` launches them.
 
 What must always hold: an element of the result depends on its own row only (but for the norm, on one index).
 """
@@ -33,6 +33,20 @@ def gated_kernel(
     else:
         gate = gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
     tl.store(out_ptr + n * WIDTH + i, (gate * up).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sigmoid_mul_kernel(
+    x_ptr: tl.tensor, score_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """Compute `sigmoid(score) * x`, all dense, with one score per row. Program (n, b) has block b of row n."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    x = tl.load(x_ptr + n * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    score = tl.load(score_ptr + n).to(tl.float32)
+    y = x / (1.0 + tl.exp2(score * -1.4426950408889634))
+    tl.store(out_ptr + n * WIDTH + i, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

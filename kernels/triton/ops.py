@@ -18,7 +18,7 @@ import triton
 
 from ..ops import Experts, RopeTable
 from . import attention
-from .activation import add_kernel, embed_kernel, gated_kernel, rms_norm_kernel, soft_cap_kernel
+from .activation import add_kernel, embed_kernel, gated_kernel, rms_norm_kernel, sigmoid_mul_kernel, soft_cap_kernel
 from .columns import Columns
 from .configs import Tiles
 from .matrices import Linear
@@ -83,11 +83,13 @@ class TritonOps:
         self._deferred: dict[int, DeferredHeads | DeferredSum] = {}  # by the address of the result
         self._deferred_before: list[DeferredHeads] = []
 
-    def embed(self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    def embed(
+        self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
+    ) -> torch.Tensor:
         num_tokens, width = token_ids_N.shape[0], table_VD.shape[1]
         x_ND = table_VD.new_empty((num_tokens, width))
-        rounded = float(torch.tensor(scale, dtype=table_VD.dtype))  # as the model was trained
-        embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, rounded, width, _block(width))
+        scale = scale if is_exact else float(torch.tensor(scale, dtype=table_VD.dtype))
+        embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, _block(width))
         return x_ND
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -147,6 +149,13 @@ class TritonOps:
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         return self._gated(gate_up_N2F, gelu=True)
+
+    def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
+        x_ND, score_N1 = self._computed(x_ND), self._computed(score_N1)
+        num_rows, width = x_ND.shape
+        out_ND = _dense_like(x_ND)
+        sigmoid_mul_kernel[_rows_of(num_rows, width)](x_ND, score_N1, out_ND, width, _block(width))
+        return out_ND
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         out_ND = _dense_like(x_ND)
@@ -246,8 +255,9 @@ class TritonOps:
             enable_fp_fusion=self._tiles.fusion,
         )  # fmt: skip
 
-    def _rope_arguments(self, t: DeferredHeads) -> tuple[torch.Tensor, torch.Tensor, int, int, int, int]:
-        """Return cosines, sines, E, R, and block sizes for R and for the elements from 2R on."""
+    def _rope_arguments(self, t: DeferredHeads) -> tuple[torch.Tensor, torch.Tensor, bool, int, int, int, int]:
+        """Return cosines, sines, whether pairs are neighbours, E, R, and block sizes for R and for the elements from 2R
+        on."""
         head_dim = t.x_NHE.shape[2]
         if t.table is None:
             cos_PR = sin_PR = t.x_NHE
@@ -257,7 +267,8 @@ class TritonOps:
             half = cos_PR.shape[1]
         rest = head_dim - 2 * half
         rest_block = triton.next_power_of_2(rest) if rest else 0
-        return cos_PR, sin_PR, head_dim, half, triton.next_power_of_2(half), rest_block
+        is_interleaved = t.table is not None and t.table.is_interleaved
+        return cos_PR, sin_PR, is_interleaved, head_dim, half, triton.next_power_of_2(half), rest_block
 
 
 def _place(x: torch.Tensor) -> int:

@@ -27,19 +27,25 @@ def rope_heads(
     ROPE: tl.constexpr,
     HEADS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     E: tl.constexpr,
     R: tl.constexpr,
     R_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ) -> None:
-    """Norm each head over its E elements, rotate pairs (r, r + R), leave the elements from 2R on, store."""
+    """Norm each head over its E elements, rotate pairs, leave the elements from 2R on, store.
+
+    A pair is (r, r + R), or (2r, 2r + 1) if INTERLEAVED.
+    """
     h = tl.arange(0, HEADS_BLOCK)[:, None]
     r = tl.arange(0, R_BLOCK)[None, :]
     here = (h < HEADS) & (r < R)
+    a = 2 * r if INTERLEAVED else r
+    b = 2 * r + 1 if INTERLEAVED else R + r
     x_at = x_ptr + h * head_stride
     out_at = out_ptr + h * out_head_stride
-    first = tl.load(x_at + r, mask=here, other=0.0).to(tl.float32)
-    second = tl.load(x_at + R + r, mask=here, other=0.0).to(tl.float32)
+    first = tl.load(x_at + a, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(x_at + b, mask=here, other=0.0).to(tl.float32)
     square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
     if REST_BLOCK > 0:
         e = 2 * R + tl.arange(0, REST_BLOCK)[None, :]
@@ -48,8 +54,8 @@ def rope_heads(
         square += tl.sum(rest * rest, 1)
     if NORM:
         scale = (1.0 / tl.sqrt(square / E + eps))[:, None]
-        first = first * scale * tl.load(weight_ptr + r, mask=r < R, other=0.0).to(tl.float32)
-        second = second * scale * tl.load(weight_ptr + R + r, mask=r < R, other=0.0).to(tl.float32)
+        first = first * scale * tl.load(weight_ptr + a, mask=r < R, other=0.0).to(tl.float32)
+        second = second * scale * tl.load(weight_ptr + b, mask=r < R, other=0.0).to(tl.float32)
         if REST_BLOCK > 0:
             rest = rest * scale * tl.load(weight_ptr + e, mask=e < E, other=0.0).to(tl.float32)
     if ROPE:
@@ -58,8 +64,8 @@ def rope_heads(
         rotated = first * cos - second * sin
         second = second * cos + first * sin
         first = rotated
-    tl.store(out_at + r, first.to(out_ptr.dtype.element_ty), mask=here)
-    tl.store(out_at + R + r, second.to(out_ptr.dtype.element_ty), mask=here)
+    tl.store(out_at + a, first.to(out_ptr.dtype.element_ty), mask=here)
+    tl.store(out_at + b, second.to(out_ptr.dtype.element_ty), mask=here)
     if REST_BLOCK > 0:
         tl.store(out_at + e, rest.to(out_ptr.dtype.element_ty), mask=rest_here)
 
@@ -79,6 +85,7 @@ def rope_kernel(
     ROPE: tl.constexpr,
     HEADS: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     E: tl.constexpr,
     R: tl.constexpr,
     R_BLOCK: tl.constexpr,
@@ -89,7 +96,7 @@ def rope_kernel(
     position = tl.load(positions_ptr + n).to(tl.int64)
     rope_heads(
         x_ptr + n * token_stride, head_stride, weight_ptr, eps, cos_ptr, sin_ptr, position,
-        out_ptr + n * HEADS * E, E, NORM, ROPE, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+        out_ptr + n * HEADS * E, E, NORM, ROPE, HEADS, HEADS_BLOCK, INTERLEAVED, E, R, R_BLOCK, REST_BLOCK,
     )  # fmt: skip
 
 
@@ -125,6 +132,7 @@ def rope_and_write_kernel(
     HEADS_BLOCK: tl.constexpr,
     KV_HEADS: tl.constexpr,
     KV_HEADS_BLOCK: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     E: tl.constexpr,
     R: tl.constexpr,
     R_BLOCK: tl.constexpr,
@@ -142,16 +150,17 @@ def rope_and_write_kernel(
     if part == 0:
         rope_heads(
             q_ptr + n * q_token_stride, q_head_stride, q_weight_ptr, eps, cos_ptr, sin_ptr, position,
-            q_out_ptr + n * HEADS * E, E, NORM, ROPE, HEADS, HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+            q_out_ptr + n * HEADS * E, E, NORM, ROPE, HEADS, HEADS_BLOCK, INTERLEAVED, E, R, R_BLOCK, REST_BLOCK,
         )  # fmt: skip
     elif part == 1:
         rope_heads(
             k_ptr + n * k_token_stride, k_head_stride, k_weight_ptr, eps, cos_ptr, sin_ptr, position,
-            k_cache_ptr + cache_at, cache_head_stride, NORM, ROPE, KV_HEADS, KV_HEADS_BLOCK, E, R, R_BLOCK, REST_BLOCK,
+            k_cache_ptr + cache_at, cache_head_stride, NORM, ROPE, KV_HEADS, KV_HEADS_BLOCK, INTERLEAVED, E, R,
+            R_BLOCK, REST_BLOCK,
         )  # fmt: skip
     else:
         rope_heads(
             v_ptr + n * v_token_stride, v_head_stride, k_weight_ptr, eps, cos_ptr, sin_ptr, position,
-            v_cache_ptr + cache_at, cache_head_stride, False, False, KV_HEADS, KV_HEADS_BLOCK, E, R, R_BLOCK,
-            REST_BLOCK,
+            v_cache_ptr + cache_at, cache_head_stride, False, False, KV_HEADS, KV_HEADS_BLOCK, INTERLEAVED, E, R,
+            R_BLOCK, REST_BLOCK,
         )  # fmt: skip

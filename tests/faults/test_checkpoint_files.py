@@ -78,8 +78,8 @@ DEPTHS = (90, 300, 950, 5_000, 200_000)
 
 def config_of(name: str) -> dict[str, Any]:
     config: dict[str, Any] = CONFIGS[name]().to_dict()
-    model_type = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}.get(config["model_type"], config["model_type"])
-    config["architectures"] = [next(key for key in FAMILIES if key.lower().startswith(model_type + "for"))]
+    named = config["model_type"].removesuffix("_text").replace("_", "") + "for"
+    config["architectures"] = [next(key for key in FAMILIES if key.lower().startswith(named))]
     return config
 
 

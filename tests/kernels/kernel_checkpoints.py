@@ -15,15 +15,26 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from quipu.kernels.backend import BackendConfig
@@ -64,38 +75,12 @@ _GEMMA3 = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 
+_OLMO3 = {
+    "full_attention": _YARN,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    # head_dim other than hidden/heads, tied; sharded
-    "qwen3-tied": lambda: Qwen3Config(
-        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-        tie_word_embeddings=True, use_sliding_window=False,
-    ),
-    # an MLP width not divisible by any vector length, biases, three query heads per key/value head
-    "qwen3-odd": lambda: Qwen3Config(
-        **_SHARED, intermediate_size=100, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
-        tie_word_embeddings=False, attention_bias=True, use_sliding_window=False,
-    ),
-    "llama": lambda: LlamaConfig(
-        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False,
-    ),
-    "llama-rope3": lambda: LlamaConfig(
-        **_SHARED, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2, head_dim=16,
-        tie_word_embeddings=True, rope_parameters=_LLAMA3,
-    ),
-    # a window from the second layer on, tied
-    "qwen2": lambda: Qwen2Config(
-        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
-        use_sliding_window=True, sliding_window=50, max_window_layers=1,
-    ),
-    # yarn that changes every frequency within the tests' positions; no window
-    "qwen2-yarn": lambda: Qwen2Config(
-        **_SHARED, intermediate_size=96, num_attention_heads=2, num_key_value_heads=2, rope_parameters=_YARN,
-    ),
-    # a window in all layers, longer than a chunk of keys; head_dim other than hidden/heads
-    "mistral": lambda: MistralConfig(
-        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=270,
-        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
-    ),
     # caps small enough to matter; a scale other than that of head_dim
     "gemma2": lambda: Gemma2Config(
         **_SHARED, intermediate_size=100, num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=33,
@@ -107,6 +92,18 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         num_key_value_heads=1, head_dim=32, sliding_window=20, query_pre_attn_scalar=40, final_logit_softcapping=8.0,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters=_GEMMA3,
     ),
+    "llama": lambda: LlamaConfig(
+        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False,
+    ),
+    "llama-rope3": lambda: LlamaConfig(
+        **_SHARED, intermediate_size=160, num_attention_heads=8, num_key_value_heads=2, head_dim=16,
+        tie_word_embeddings=True, rope_parameters=_LLAMA3,
+    ),
+    # a window in all layers, longer than a chunk of keys; head_dim other than hidden/heads
+    "mistral": lambda: MistralConfig(
+        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=270,
+        rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+    ),
     # half of each head is rotated, with its own factors
     "phi3": lambda: Phi3Config(
         **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, sliding_window=100,
@@ -116,11 +113,82 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=160, num_attention_heads=2, num_key_value_heads=1, pad_token_id=None,
         rope_parameters={"rope_type": "default", "rope_theta": 250_000.0, "partial_rotary_factor": 0.75},
     ),
+    # a window from the second layer on, tied
+    "qwen2": lambda: Qwen2Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+        use_sliding_window=True, sliding_window=50, max_window_layers=1,
+    ),
+    # yarn that changes every frequency within the tests' positions; no window
+    "qwen2-yarn": lambda: Qwen2Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=2, num_key_value_heads=2, rope_parameters=_YARN,
+    ),
     # a dense layer, and one whose experts' width is not divisible by any vector length
     "qwen3-moe": lambda: Qwen3MoeConfig(  # type: ignore[call-arg]  # also accepts undeclared fields
         **_SHARED, intermediate_size=96, moe_intermediate_size=40, num_experts=11, num_experts_per_tok=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, norm_topk_prob=True, mlp_only_layers=[0],
         use_sliding_window=False,
+    ),
+    # an MLP width not divisible by any vector length, biases, three query heads per key/value head
+    "qwen3-odd": lambda: Qwen3Config(
+        **_SHARED, intermediate_size=100, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
+        tie_word_embeddings=False, attention_bias=True, use_sliding_window=False,
+    ),
+    # head_dim other than hidden/heads, tied; sharded
+    "qwen3-tied": lambda: Qwen3Config(
+        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        tie_word_embeddings=True, use_sliding_window=False,
+    ),
+    # norms of whole projections, after attention and MLP
+    "olmo2": lambda: Olmo2Config(  # type: ignore[call-arg]  # also accepts undeclared fields
+        **_SHARED, intermediate_size=96, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
+    ),
+    # another rotary embedding in the layer with a window
+    "olmo3": lambda: Olmo3Config(
+        **_SHARED, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, sliding_window=40,
+        layer_types=["sliding_attention", "full_attention"], rope_parameters=_OLMO3,
+    ),
+    # norms of heads; a layer without a rotary embedding
+    "exaone4": lambda: Exaone4Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, sliding_window=50,
+        layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True,
+    ),
+    # multipliers other than 1, and an epsilon large enough to matter
+    "granite": lambda: GraniteConfig(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, embedding_multiplier=12.0,
+        residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=3.0, rms_norm_eps=1e-2,
+        tie_word_embeddings=True,
+    ),
+    # a layer without a rotary embedding, with a window
+    "smollm3": lambda: SmolLM3Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=1, no_rope_layers=[0, 1],
+        use_sliding_window=True, sliding_window=30, pad_token_id=None,
+    ),
+    # neighbours are rotated together, in half of each head
+    "glm": lambda: GlmConfig(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32, pad_token_id=None,
+    ),
+    # norms before and after attention and MLP
+    "glm4": lambda: Glm4Config(
+        **_SHARED, intermediate_size=100, num_attention_heads=4, num_key_value_heads=1, head_dim=16,
+        attention_bias=False, pad_token_id=None,
+    ),
+    "ministral": lambda: MinistralConfig(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32, sliding_window=60,
+        layer_types=["full_attention", "sliding_attention"],
+    ),
+    "seed-oss": lambda: SeedOssConfig(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        attention_out_bias=True, pad_token_id=None,
+    ),
+    # a shared expert; biases, and a window in the first layer; an expert that is not chosen has a small weight anyway
+    "qwen2-moe": lambda: Qwen2MoeConfig(
+        **_SHARED, intermediate_size=96, moe_intermediate_size=40, shared_expert_intermediate_size=56, num_experts=5,
+        num_experts_per_tok=4, num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True, sliding_window=50,
+    ),
+    # norms of whole projections before experts
+    "olmoe": lambda: OlmoeConfig(
+        **_SHARED, intermediate_size=48, num_experts=7, num_experts_per_tok=6, num_attention_heads=4,
+        num_key_value_heads=2, norm_topk_prob=True,
     ),
 }  # fmt: skip
 
@@ -170,7 +238,7 @@ IN_EACH_FORMAT, IN_EACH_CPU_FORMAT = _in_each(FORMATS), _in_each(CPU_FORMATS)
 
 def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:
     """Make a checkpoint with weights large enough to spread logits (transformers' own leave them nearly flat)."""
-    torch.manual_seed(sorted(CONFIGS).index(name))
+    torch.manual_seed(list(CONFIGS).index(name))  # new ones are added at the end, which changes no other
     model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

@@ -40,7 +40,9 @@ TOLERANCES = {
     "bfloat16": Tolerance(regret=0.25, mean=0.04, p99=0.15),
 }
 # If the scores of a token's last chosen expert and the next are nearly equal, transformers' bfloat16 may swap them.
-_ROUTED = {"bfloat16": Tolerance(regret=0.5, mean=0.04, p99=0.15)}
+# YaRN makes scores larger, and so what rounding them changes.
+_SENSITIVE = ("qwen2-moe", "qwen3-moe", "olmoe", "qwen2-yarn")
+_WIDER = {"bfloat16": Tolerance(regret=0.5, mean=0.04, p99=0.2)}
 
 
 def run(backend: Backend) -> torch.Tensor:
@@ -83,7 +85,7 @@ def check(name: str, dtype: str, found: Tolerance, *, adapted: bool = False) -> 
 
     `adapted`: the weights are changed by random adapters, after which the two best logits are nearly equal more often.
     """
-    allowed = _ROUTED.get(dtype, TOLERANCES[dtype]) if adapted or name == "qwen3-moe" else TOLERANCES[dtype]
+    allowed = _WIDER.get(dtype, TOLERANCES[dtype]) if adapted or name in _SENSITIVE else TOLERANCES[dtype]
     print(name, dtype, found)
     assert found.regret <= allowed.regret
     assert found.mean <= allowed.mean

@@ -25,6 +25,7 @@ enum Kind : int32_t {
     kExpertSiluMul = 14,
     kCombine = 15,
     kLowRank = 16,
+    kSigmoidMul = 17,
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
@@ -55,6 +56,7 @@ struct Op {
     int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
     int32_t x_rounded;  // linear, low_rank: x is bfloat16, x_stride of which are a row
     int32_t y_rounded;  // linear with an activation, attend: y is such
+    int32_t interleaved;  // rope, attend with fused_rope: neighbours are rotated together, else elements half of out_width apart
     const float* x;
     const float* z;  // second argument: the summand of linear, the values of write_kv
     const void* weight;
@@ -169,6 +171,7 @@ void rotate_and_write(const Op&, const Pass&, int64_t token, int64_t kv_head);  
 void rotate_and_write(const Op&, const Pass&, const Worker&);                      // this thread's share of all
 void gelu_mul(const Op&, const Pass&, const Worker&);
 void soft_cap(const Op&, const Pass&, const Worker&);
+void sigmoid_mul(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);
 void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);

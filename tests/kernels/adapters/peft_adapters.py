@@ -28,7 +28,9 @@ FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 def targets_of(name: str) -> list[str]:
     """Return all modules of a layer that adapters may change, for a checkpoint of `CONFIGS`."""
-    return FUSED if name.startswith("phi") else ATTENTION if name == "qwen3-moe" else SEPARATE
+    if name.startswith("glm"):
+        return [*ATTENTION, "gate_up_proj", "down_proj"]
+    return FUSED if name.startswith("phi") else ATTENTION if name in ("qwen3-moe", "olmoe") else SEPARATE
 
 
 def wrapped(model_path: Path, dtype: str, **settings: Any) -> Any:

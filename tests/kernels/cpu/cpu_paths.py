@@ -23,7 +23,7 @@ import attrs
 import pytest
 
 from quipu.kernels.cpu.build import Kernels, load, open_library
-from quipu.kernels.cpu.compiling import build, find_compiler
+from quipu.kernels.cpu.compiling import build
 from quipu.kernels.cpu.instruction_sets import (
     INSTRUCTION_SETS,
     CannotBuild,
@@ -31,6 +31,7 @@ from quipu.kernels.cpu.instruction_sets import (
     processor_flags,
     why_unusable,
 )
+from tests.kernel_markers import why_missing
 from tests.kernels.kernel_checkpoints import CPU_FORMATS
 
 _EMULATION = Path(__file__).parent / "emulation"
@@ -102,17 +103,7 @@ def _compiled(path: CpuPath) -> Kernels | str:
         with mock.patch.dict(os.environ, CPATH=str(_EMULATION)):
             return Kernels(str(path), open_library(build(_emulated(_BY_NAME[path.name]))))
     except CannotBuild as error:
-        if _has_compiler():
-            raise  # the sources, or what emulates instructions, are wrong
-        return str(error)
-
-
-def _has_compiler() -> bool:
-    try:
-        find_compiler()
-    except CannotBuild:
-        return False
-    return True
+        return why_missing(error)
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from quipu.kernels.checkpoints.weights import Weights
 from quipu.kernels.cpu import program, recorder
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.models.config import DecoderConfig
+from quipu.kernels.models.decoder_model import Decoder
 from quipu.kernels.models.families import FAMILIES
-from quipu.kernels.models.llama import Llama
 from quipu.kernels.ops import Ops
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
@@ -84,7 +84,7 @@ class WholeRowOps:
 class WholeRowModel:
     """A Qwen3 model that uses `WholeRowOps`."""
 
-    def __init__(self, model: Llama, which: tuple[int, ...]) -> None:
+    def __init__(self, model: Decoder, which: tuple[int, ...]) -> None:
         self._model = model
         self._which = which
 
@@ -102,7 +102,7 @@ def test_norms_of_whole_rows(
     """Do not fuse a norm of whole rows into attention, which norms heads; match the reference."""
 
     def build(config: DecoderConfig, weights: Weights, num_positions: int) -> WholeRowModel:
-        return WholeRowModel(Llama(config, weights, num_positions), which)
+        return WholeRowModel(Decoder(config, weights, num_positions), which)
 
     per_head = run(make_cpu_backend(checkpoints["qwen3-tied"], dtype="float32"))
     monkeypatch.setitem(FAMILIES, "Qwen3ForCausalLM", attrs.evolve(FAMILIES["Qwen3ForCausalLM"], build=build))
@@ -130,7 +130,7 @@ class BiasedOps:
 class BiasedModel:
     """A Qwen3 model that uses `BiasedOps`."""
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Decoder) -> None:
         self._model = model
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_biases_of_gate_and_up(
     """An activation that is fused sees each half's own bias, whether panels divide a half or not."""
 
     def build(config: DecoderConfig, weights: Weights, num_positions: int) -> BiasedModel:
-        return BiasedModel(Llama(config, weights, num_positions))
+        return BiasedModel(Decoder(config, weights, num_positions))
 
     without = logits_of(make_cpu_backend(checkpoints[name], dtype=dtype))
     monkeypatch.setitem(FAMILIES, "Qwen3ForCausalLM", attrs.evolve(FAMILIES["Qwen3ForCausalLM"], build=build))

@@ -42,6 +42,12 @@ LLAMA3_SCALING = {
 }
 PHI4_MINI_SCALING = {"type": "longrope", "long_factor": [2.0] * 48, "short_factor": [1.0 + i / 90 for i in range(48)]}
 
+OLMO3_YARN = {
+    "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+    "original_max_position_embeddings": 8192, "rope_type": "yarn",
+}  # fmt: skip
+THREE_IN_FOUR = ["sliding_attention"] * 3 + ["full_attention"]
+
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Llama-2-7b": {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"],
@@ -115,6 +121,77 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": PHI4_MINI_SCALING, "rope_theta": 10000.0, "sliding_window": 262144,
         "tie_word_embeddings": True,
     },
+    "OLMo-2-7B": {
+        "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"],
+        **sizes(100352, 4096, 11008, 32, 32, 32, 4096), "attention_bias": False, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False,
+    },
+    "OLMo-3-7B": {
+        "model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"],
+        **sizes(100278, 4096, 11008, 32, 32, 32, 65536), "attention_bias": False, "hidden_act": "silu",
+        "layer_types": THREE_IN_FOUR * 8, "rms_norm_eps": 1e-6, "rope_scaling": OLMO3_YARN, "rope_theta": 500000,
+        "sliding_window": 4096, "tie_word_embeddings": False,
+    },
+    "OLMoE-1B-7B": {
+        "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"],
+        **sizes(50304, 2048, 1024, 16, 16, 16, 4096), "attention_bias": False, "clip_qkv": None, "hidden_act": "silu",
+        "norm_topk_prob": False, "num_experts": 64, "num_experts_per_tok": 8, "output_router_logits": False,
+        "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    },
+    "EXAONE-4.0-32B": {
+        "model_type": "exaone4", "architectures": ["Exaone4ForCausalLM"],
+        **sizes(102400, 5120, 27392, 64, 40, 8, 131072), "head_dim": 128, "hidden_act": "silu",
+        "layer_types": THREE_IN_FOUR * 16, "rms_norm_eps": 1e-5, "rope_scaling": {**LLAMA3_SCALING, "factor": 16.0},
+        "rope_theta": 1000000, "sliding_window": 4096, "sliding_window_pattern": "LLLG", "tie_word_embeddings": False,
+    },
+    "EXAONE-4.0-1.2B": {
+        "model_type": "exaone4", "architectures": ["Exaone4ForCausalLM"],
+        **sizes(102400, 2048, 4096, 30, 32, 8, 65536), "head_dim": 64, "hidden_act": "silu",
+        "layer_types": ["full_attention"] * 30, "rms_norm_eps": 1e-5,
+        "rope_scaling": {**LLAMA3_SCALING, "factor": 16.0}, "rope_theta": 1000000, "sliding_window": None,
+        "sliding_window_pattern": None, "tie_word_embeddings": True,
+    },
+    "granite-3.1-2b": {
+        "model_type": "granite", "architectures": ["GraniteForCausalLM"],
+        **sizes(49155, 2048, 8192, 40, 32, 8, 131072), "attention_bias": False, "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0, "hidden_act": "silu", "logits_scaling": 8.0, "mlp_bias": False,
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 5000000.0,
+        "tie_word_embeddings": True,
+    },
+    "SmolLM3-3B": {
+        "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"],
+        **sizes(128256, 2048, 11008, 36, 16, 4, 65536), "attention_bias": False, "hidden_act": "silu",
+        "layer_types": ["full_attention"] * 36, "max_window_layers": 28, "mlp_bias": False,
+        "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "rms_norm_eps": 1e-6, "rope_scaling": None,
+        "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False,
+    },
+    "glm-4-9b": {
+        "model_type": "glm", "architectures": ["GlmForCausalLM"],
+        **sizes(151552, 4096, 13696, 40, 32, 2, 131072), "attention_bias": True, "head_dim": 128,
+        "hidden_act": "silu", "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
+    "GLM-4-9B-0414": {
+        "model_type": "glm4", "architectures": ["Glm4ForCausalLM"],
+        **sizes(151552, 4096, 13696, 40, 32, 2, 32768), "attention_bias": True, "head_dim": 128,
+        "hidden_act": "silu", "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
+    "Seed-OSS-36B": {
+        "model_type": "seed_oss", "architectures": ["SeedOssForCausalLM"],
+        **sizes(155136, 5120, 27648, 64, 80, 8, 524288), "attention_bias": True, "attention_out_bias": False,
+        "head_dim": 128, "hidden_act": "silu", "mlp_bias": False, "pretraining_tp": 1, "residual_dropout": 0.1,
+        "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
+        "tie_word_embeddings": False,
+    },
+    "Qwen1.5-MoE-A2.7B": {
+        "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"],
+        **sizes(151936, 2048, 5632, 24, 16, 16, 8192), "decoder_sparse_step": 1, "hidden_act": "silu",
+        "max_window_layers": 21, "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_experts": 60,
+        "num_experts_per_tok": 4, "output_router_logits": False, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+        "tie_word_embeddings": False, "use_sliding_window": False,
+    },
 }  # fmt: skip
 
 
@@ -142,6 +219,21 @@ def test_parsed_values() -> None:
     assert parse("phi-4").rope == Rope(theta=250_000.0, width=128, scaling=None)
     moe = parse("Qwen3-30B-A3B").moe
     assert moe is not None and not moe.dense_layers and moe.normalise
+    moe = parse("Qwen1.5-MoE-A2.7B").moe
+    assert moe is not None and (moe.intermediate_size, moe.shared_intermediate_size) == (1408, 5632)
+    moe = parse("OLMoE-1B-7B").moe
+    assert moe is not None and (moe.intermediate_size, moe.shared_intermediate_size) == (1024, None)
+    assert set(parse("Qwen1.5-MoE-A2.7B").windows) == {None}
+    assert parse("OLMo-3-7B").windows[:4] == (4096, 4096, 4096, None)
+    assert parse("OLMo-3-7B").local_rope == Rope(theta=500_000.0, width=128, scaling=None)
+    assert parse("EXAONE-4.0-32B").unrotated == set(range(3, 64, 4)) and not parse("EXAONE-4.0-1.2B").unrotated
+    assert parse("SmolLM3-3B").unrotated == set(range(3, 36, 4)) and parse("SmolLM3-3B").tie_word_embeddings
+    assert (parse("GLM-4-9B-0414").rope.width, parse("GLM-4-9B-0414").rope.is_interleaved) == (64, True)
+    granite = parse("granite-3.1-2b")
+    assert (granite.attention_scale, granite.logits_divisor) == (1 / 64, 8.0)
+    assert granite.embed_scale == pytest.approx(54.545454)
+    assert granite.rms_norm_eps == pytest.approx(1e-5 / 0.22**2)
+    assert (parse("Seed-OSS-36B").qkv_bias, parse("Seed-OSS-36B").o_bias) == (True, False)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,4 +1,4 @@
-// Element-wise operations other than SiLU: GELU and the soft cap.
+// Element-wise operations other than SiLU: GELU, the gate of a shared expert, and the soft cap.
 //
 // What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that no barrier is
 // needed between them.
@@ -24,6 +24,16 @@ void gelu_mul(const Op& op, const Pass& pass, const Worker& worker) {
         const float *gate = op.x + s.begin * op.x_stride, *up = gate + op.width;
         float* y = op.y + s.begin * op.y_stride;
         each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, gelu_mul(load(gate + i, mask), load(up + i, mask))); });
+    }
+}
+
+// y = sigmoid(z) * x, with one z per row
+void sigmoid_mul(const Op& op, const Pass& pass, const Worker& worker) {
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* x = op.x + s.begin * op.x_stride;
+        float* y = op.y + s.begin * op.y_stride;
+        Vec factor = splat(1) / (splat(1) + exp(splat(-op.z[s.begin * op.z_stride])));
+        each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, load(x + i, mask) * factor); });
     }
 }
 

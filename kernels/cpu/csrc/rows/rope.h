@@ -8,6 +8,13 @@ inline void rotate_head(const Op& op, int64_t position, const float* x, float* y
     int64_t half = op.out_width / 2;
     const float *cos = op.cos + position * half, *sin = op.sin + position * half;
     int64_t i = 0;
+    if (op.interleaved) {
+        for (; i < half; i++) {
+            float a = x[2 * i], b = x[2 * i + 1];
+            y[2 * i] = a * cos[i] - b * sin[i];
+            y[2 * i + 1] = b * cos[i] + a * sin[i];
+        }
+    }
     for (; i + kLanes <= half; i += kLanes) {
         Vec a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
         store(y + i, a * c - b * s);

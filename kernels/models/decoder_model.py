@@ -1,0 +1,164 @@
+"""The model of all families, from config to logits: a decoder whose configuration says in what families differ.
+
+That is where a layer norms, norms of queries and keys, rotary embeddings, windows, biases, experts, scales and caps,
+and what is stored fused. Each family's parser (`llama.py`, `gemma.py`, `qwen.py` and others) makes the configuration.
+
+Every operation goes through `Ops`, in whose shape letters names end; this file knows nothing of batches, blocks or
+devices.
+
+What must always hold: a token's row depends on other tokens only through `ops.attend`.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from ..checkpoints.weights import Weights
+from ..ops import Experts, Ops, RopeTable
+from .config import DecoderConfig
+from .parts import Attention, Mlp, project_heads, read_attention, read_embeddings, read_mlp, read_norm
+from .rope import make_rope_table
+
+
+@attrs.frozen
+class SharedExpert:
+    """An expert that all tokens have, and the row whose product with a token scores it."""
+
+    score_1D: torch.Tensor
+    mlp: Mlp
+
+
+@attrs.frozen
+class Mixture:
+    """The experts, and the router, whose product with a token scores them."""
+
+    router_XD: torch.Tensor
+    experts: Experts
+    shared: SharedExpert | None
+
+
+@attrs.frozen
+class LayerNorms:
+    """Weights of a layer's norms, each named after its place; None: not there."""
+
+    before_attention: torch.Tensor | None
+    after_attention: torch.Tensor | None
+    before_mlp: torch.Tensor | None
+    after_mlp: torch.Tensor | None
+
+
+@attrs.frozen
+class Layer:
+    """Weights of one layer, its rotary embedding and its window."""
+
+    norms: LayerNorms
+    attention: Attention
+    mlp: Mlp | Mixture
+    rope: RopeTable | None
+    window: int | None
+
+
+class Decoder:
+    """The model."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
+        """Read every tensor. Raises ValueError naming one that is missing or does not fit the config."""
+        self.config = config
+        self.rope = make_rope_table(config.rope, num_positions)
+        is_alike = config.local_rope == config.rope
+        self.local_rope = self.rope if is_alike else make_rope_table(config.local_rope, num_positions)
+        self.embeddings = read_embeddings(weights, config)
+        self.layers = [self._read_layer(weights, index) for index in range(config.num_layers)]
+        self.norm_D = read_norm(weights, "model.norm.weight", config.hidden_size, config)
+        divisor = config.logits_divisor
+        self.head_norm_D = self.norm_D if divisor == 1.0 else self.norm_D.float() / divisor
+
+    def _read_layer(self, weights: Weights, index: int) -> Layer:
+        c, prefix = self.config, f"model.layers.{index}."
+        window = c.windows[index]
+        rope = self.rope if window is None else self.local_rope
+        names = attrs.asdict(c.norms).items()
+        return Layer(
+            norms=LayerNorms(
+                **{
+                    place: None if name is None else read_norm(weights, f"{prefix}{name}.weight", c.hidden_size, c)
+                    for place, name in names
+                }
+            ),
+            attention=read_attention(weights, prefix + "self_attn.", c),
+            mlp=self._read_mlp(weights, prefix + "mlp.", index),
+            rope=None if index in c.unrotated else rope,
+            window=window,
+        )
+
+    def _read_mlp(self, weights: Weights, prefix: str, index: int) -> Mlp | Mixture:
+        c, D, moe = self.config, self.config.hidden_size, self.config.moe
+        if moe is None or index in moe.dense_layers:
+            return read_mlp(weights, prefix, D, c.intermediate_size, is_stored_fused=c.mlp_is_stored_fused)
+        mlps = [read_mlp(weights, f"{prefix}experts.{x}.", D, moe.intermediate_size) for x in range(moe.num_experts)]
+        return Mixture(
+            router_XD=weights.tensor(prefix + "gate.weight", (moe.num_experts, D)),
+            experts=Experts(
+                gate_up_OD=[mlp.gate_up_OD for mlp in mlps],
+                down_DF=[mlp.down_DF for mlp in mlps],
+                num_chosen=moe.num_chosen,
+                normalise=moe.normalise,
+            ),
+            shared=self._read_shared(weights, prefix, moe.shared_intermediate_size),
+        )
+
+    def _read_shared(self, weights: Weights, prefix: str, F: int | None) -> SharedExpert | None:
+        if F is None:
+            return None
+        D = self.config.hidden_size
+        return SharedExpert(
+            score_1D=weights.tensor(prefix + "shared_expert_gate.weight", (1, D)),
+            mlp=read_mlp(weights, prefix + "shared_expert.", D, F),
+        )
+
+    def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Run all layers; return x_ND before the final norm."""
+        c = self.config
+        x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.embed_scale, is_exact=c.embed_scale_is_exact)
+        for index, layer in enumerate(self.layers):
+            h_ND = self._norm(x_ND, layer.norms.before_attention, ops)
+            y_ND = self._norm(self._attend(index, layer, h_ND, ops), layer.norms.after_attention, ops)
+            x_ND = ops.add(x_ND, y_ND)
+            h_ND = self._norm(x_ND, layer.norms.before_mlp, ops)
+            y_ND = self._norm(self._run_mlp(layer.mlp, h_ND, ops), layer.norms.after_mlp, ops)
+            x_ND = ops.add(x_ND, y_ND)
+        return x_ND
+
+    def _norm(self, x_ND: torch.Tensor, weight_D: torch.Tensor | None, ops: Ops) -> torch.Tensor:
+        return x_ND if weight_D is None else ops.rms_norm(x_ND, weight_D, self.config.rms_norm_eps)
+
+    def _attend(self, index: int, layer: Layer, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        c, attention = self.config, layer.attention
+        q_NHE, k_NKE, v_NKE = project_heads(h_ND, attention, c, ops)
+        if layer.rope is not None:
+            q_NHE, k_NKE = ops.rope(q_NHE, layer.rope), ops.rope(k_NKE, layer.rope)
+        ops.write_kv(index, k_NKE, v_NKE)
+        o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=layer.window, soft_cap=c.attention_soft_cap)
+        return ops.linear(o_NHE.flatten(1), attention.o_DI, attention.o_bias_D)
+
+    def _run_mlp(self, mlp: Mlp | Mixture, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        if isinstance(mlp, Mixture):
+            y_ND = ops.experts(h_ND, ops.linear(h_ND, mlp.router_XD), mlp.experts)
+            if (shared := mlp.shared) is None:
+                return y_ND
+            shared_ND = ops.sigmoid_mul(self._run_mlp(shared.mlp, h_ND, ops), ops.linear(h_ND, shared.score_1D))
+            return ops.add(y_ND, shared_ND)
+        gate_up_N2F = ops.linear(h_ND, mlp.gate_up_OD)
+        activated_NF = ops.silu_mul(gate_up_N2F) if self.config.activation == "silu" else ops.gelu_mul(gate_up_N2F)
+        return ops.linear(activated_NF, mlp.down_DF)
+
+    def states(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Apply the final norm; return the final hidden states, h_ND."""
+        return self._norm(x_ND, self.norm_D, ops)
+
+    def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Apply the final norm, the output head and the soft cap; return logits_NV."""
+        logits_NV = ops.linear(self._norm(x_ND, self.head_norm_D, ops), self.embeddings.head_VD)
+        cap = self.config.logits_soft_cap
+        return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)
