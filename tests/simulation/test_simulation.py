@@ -17,8 +17,8 @@ from tests.simulation.shrinking import replay_command, shrink
 from tests.simulation.virtual_time import check_trio
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = range(100)
-"""As many as take ten seconds; `make soak` runs more."""
+SEEDS = range(500)
+"""They take half a minute on two cores; `make soak` runs more."""
 SAME_EVERYWHERE = range(20)
 
 
