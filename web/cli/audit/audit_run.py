@@ -29,16 +29,14 @@ _EACH_API: Mapping[str, Attempt] = {
     "streamed": compare_streams,
     "stop": compare_stop,
     "max_tokens": compare_max_tokens,
-}
-_OF_APIS: Mapping[str, tuple[Attempt, tuple[str, ...]]] = {
-    "choices": (try_choices, ("chat", "completions")),
-    "list": (try_list, ("completions",)),
-}
-_ONE_API: Mapping[str, Attempt] = {
     "parallel": try_parallel,
     "disconnect": try_disconnect,
     "refused": try_refused,
     "salt": try_salt,
+}
+_OF_APIS: Mapping[str, tuple[Attempt, tuple[str, ...]]] = {
+    "choices": (try_choices, ("chat", "completions")),
+    "list": (try_list, ("completions",)),
 }
 _TEXT_APIS = ("chat", "responses", "messages")
 
@@ -114,15 +112,18 @@ async def _run_checks(
             times[api] = times_of(streamed)
         if _has_counts(plain):
             counting.append(api)
-    await _run_variants(auditor, apis, counting)
+    await _run_variants(auditor, plan, apis, counting)
     if counting:
         await _run_once(auditor, plan, counting[0], http)
     return times
 
 
-async def _run_variants(auditor: Auditor, apis: tuple[str, ...], counting: list[str]) -> None:
+async def _run_variants(auditor: Auditor, plan: Plan, apis: tuple[str, ...], counting: list[str]) -> None:
+    each_api = dict(_EACH_API)
+    if plan.target.other_key is not None:
+        each_api["key"] = try_key
     for api in apis:
-        checks: dict[str, Attempt] = dict(_EACH_API)
+        checks = dict(each_api)
         checks |= {check: attempt for check, (attempt, those) in _OF_APIS.items() if api in those}
         for check, attempt in checks.items():
             if api in counting:
@@ -136,13 +137,8 @@ async def _run_variants(auditor: Auditor, apis: tuple[str, ...], counting: list[
 
 async def _run_once(auditor: Auditor, plan: Plan, api: str, http: httpx2.AsyncClient) -> None:
     """Run what says something about the server, whatever the API: with the first one that has counts."""
-    attempts = dict(_ONE_API)
-    if plan.target.other_key is not None:
-        attempts["key"] = try_key
     if plan.has_pressure:
-        attempts["pressure"] = try_pressure
-    for check, attempt in attempts.items():
-        await auditor.check(check, api, None, partial(attempt, auditor, api))
+        await auditor.check("pressure", api, None, partial(try_pressure, auditor, api))
     if plan.metrics_url is not None:
         counters = CounterCheck(auditor, api, plan.metrics_url, http)
         await auditor.check("counters", api, None, counters.attempt)
