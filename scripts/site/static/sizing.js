@@ -22,6 +22,17 @@ const quipuSizing = (() => {
     Qwen3MoeForCausalLM: { headNorms: true, experts: true },
     Gemma2ForCausalLM: { headDim: 256, tied: true, norms: 4 },
     Gemma3ForCausalLM: { headDim: 256, tied: true, norms: 4, headNorms: true },
+    Exaone4ForCausalLM: { headNorms: true },
+    Glm4ForCausalLM: { headDim: 128, bias: true, outBias: () => false, norms: 4 },
+    GlmForCausalLM: { headDim: 128, bias: true, outBias: () => false },
+    GraniteForCausalLM: { everyHeadItsKv: true },
+    MinistralForCausalLM: {},
+    Olmo2ForCausalLM: { everyHeadItsKv: true, projectionNorms: true },
+    Olmo3ForCausalLM: { everyHeadItsKv: true, projectionNorms: true },
+    OlmoeForCausalLM: { everyHeadItsKv: true, projectionNorms: true, experts: true, expertFfn: "intermediate_size" },
+    Qwen2MoeForCausalLM: { qkvBias: true, experts: true, sharedFfn: "shared_expert_intermediate_size" },
+    SeedOssForCausalLM: { headDim: 128, bias: true, outBias: (data) => Boolean(data.attention_out_bias) },
+    SmolLM3ForCausalLM: { tied: true },
   };
 
   const MODELS = {
@@ -38,6 +49,10 @@ const quipuSizing = (() => {
     "Gemma 2 9B": config("Gemma2", 3584, 14336, 42, 16, 8, 256, 256000, 8192, true),
     "Gemma 3 1B": config("Gemma3", 1152, 6912, 26, 4, 1, 256, 262144, 32768, true),
     "Phi-4-mini": config("Phi3", 3072, 8192, 32, 24, 8, 128, 200064, 131072, true),
+    "SmolLM3 3B": config("SmolLM3", 2048, 11008, 36, 16, 4, 128, 128256, 65536, true),
+    "Granite 3.1 2B": config("Granite", 2048, 8192, 40, 32, 8, 64, 49155, 131072, true),
+    "OLMo 3 7B": config("Olmo3", 4096, 11008, 32, 32, 32, 128, 100278, 65536, false),
+    "GLM-4-0414 9B": config("Glm4", 4096, 13696, 40, 32, 2, 128, 151552, 32768, false),
   };
 
   function config(family, hidden, ffn, layers, heads, kvHeads, headDim, vocab, positions, tied) {
@@ -64,7 +79,7 @@ const quipuSizing = (() => {
     const hidden = positive(data, "hidden_size");
     const heads = positive(data, "num_attention_heads");
     const layers = positive(data, "num_hidden_layers");
-    const bias = Boolean(data.attention_bias);
+    const bias = Boolean(data.attention_bias ?? family.bias);
     const shape = {
       hidden, heads, layers,
       ffn: positive(data, "intermediate_size"),
@@ -73,17 +88,19 @@ const quipuSizing = (() => {
       kvHeads: positive(data, "num_key_value_heads", family.everyHeadItsKv ? heads : undefined),
       headDim: positive(data, "head_dim", family.headDim ?? Math.floor(hidden / heads)),
       tied: data.tie_word_embeddings ?? family.tied ?? false,
-      qkvBias: bias || Boolean(family.qkvBias),
-      oBias: bias,
+      qkvBias: bias || Boolean(family.qkvBias && (data.qkv_bias ?? true)),
+      oBias: family.outBias ? family.outBias(data) : bias,
       norms: family.norms ?? 2,
       headNorms: Boolean(family.headNorms),
-      experts: 0, expertFfn: 0, isDense: () => true,
+      projectionNorms: Boolean(family.projectionNorms),
+      experts: 0, expertFfn: 0, sharedFfn: 0, isDense: () => true,
     };
     if (family.experts) {
       const step = positive(data, "decoder_sparse_step", 1);
       const dense = new Set(data.mlp_only_layers ?? []);
       shape.experts = positive(data, "num_local_experts" in data ? "num_local_experts" : "num_experts");
-      shape.expertFfn = positive(data, "moe_intermediate_size");
+      shape.expertFfn = positive(data, family.expertFfn ?? "moe_intermediate_size");
+      shape.sharedFfn = family.sharedFfn ? positive(data, family.sharedFfn) : 0;
       shape.isDense = (layer) => dense.has(layer) || (layer + 1) % step !== 0;
     }
     return shape;
@@ -110,9 +127,10 @@ const quipuSizing = (() => {
     const q = shape.heads * shape.headDim;
     const kv = shape.kvHeads * shape.headDim;
     const vectors = shape.norms * shape.hidden + (shape.qkvBias ? q + 2 * kv : 0) + (shape.oBias ? shape.hidden : 0)
-      + (shape.headNorms ? 2 * shape.headDim : 0);
+      + (shape.headNorms ? 2 * shape.headDim : 0) + (shape.projectionNorms ? q + kv : 0);
     const attention = linear(q + 2 * kv, shape.hidden) + linear(shape.hidden, q) + 4 * vectors; // held as float32
-    const experts = matrixBytes(shape.experts, shape.hidden, dtype, 0, 1) + shape.experts * mlp(shape.expertFfn);
+    const shared = shape.sharedFfn ? matrixBytes(1, shape.hidden, dtype, 0, 1) + mlp(shape.sharedFfn) : 0;
+    const experts = matrixBytes(shape.experts, shape.hidden, dtype, 0, 1) + shape.experts * mlp(shape.expertFfn) + shared;
     let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.hidden;
     for (let layer = 0; layer < shape.layers; layer++) {
       total += attention + (shape.isDense(layer) ? mlp(shape.ffn) : experts);
@@ -162,5 +180,5 @@ const quipuSizing = (() => {
     };
   }
 
-  return { MODELS, shapeOf, weightBytes, blockBytes, show, plan };
+  return { FAMILIES, MODELS, shapeOf, weightBytes, blockBytes, show, plan };
 })();

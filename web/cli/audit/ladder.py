@@ -18,6 +18,8 @@ from .verdicts import Trial
 
 _GROWTH, _TAIL = 0.4, 0.6
 """By what share of the prompt it grows, and how long a tail is."""
+_FEWEST_MORE = 4 * SLACK
+"""Tokens by which a prompt grows at least, as estimated: with half as many it would count as no longer."""
 _NUM_STEPS, _STEP_TOKENS = 7, (9, 40)
 
 
@@ -42,7 +44,7 @@ class Rungs:
 async def climb(auditor: Auditor, api: str, is_stream: bool, share: float = 1.0) -> Rungs:
     """Send the requests of one new prompt."""
     prompt = auditor.new_prompt(api, share)
-    growth, tail = (round(auditor.prompt_tokens * share * part) for part in (_GROWTH, _TAIL))
+    growth, tail = (max(_FEWEST_MORE, round(auditor.prompt_tokens * share * part)) for part in (_GROWTH, _TAIL))
     cold, warm, again = await auditor.asks(api, prompt, 3, is_stream)
     grown = await auditor.ask(api, auditor.grown(api, prompt, growth), is_stream=is_stream)
     branched = await auditor.ask(api, auditor.with_tail(api, prompt, tail), is_stream=is_stream)
