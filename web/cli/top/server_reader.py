@@ -136,8 +136,9 @@ def word(value: object) -> str:
 
 def number(value: object) -> float:
     """Return a value that should be a number, 0 if it is none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
-    return float(value) if is_number else 0.0  # type: ignore[arg-type]
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53:
+        return float(value)
+    return 0.0
 
 
 def _words(text: str) -> str:

@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import attrs
@@ -75,7 +75,7 @@ class Truth:
 
 @attrs.define(eq=False)
 class Body(httpx2.AsyncByteStream):
-    pieces: AsyncIterator[bytes]
+    pieces: AsyncGenerator[bytes]
     on_closed: Callable[[], object]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -84,7 +84,7 @@ class Body(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         self.on_closed()
-        await self.pieces.aclose()  # type: ignore[attr-defined]
+        await self.pieces.aclose()
 
 
 @attrs.define(eq=False)
@@ -295,9 +295,12 @@ class FakeServer(httpx2.AsyncBaseTransport):
             yield _event({"type": "message_delta", "usage": usage})
             yield _event({"type": "message_stop"})
             return
-        end = {"choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": "length"}], "usage": None}
+        end: dict[str, Any] = {
+            "choices": [{"index": 0, "text": "", "delta": {}, "finish_reason": "length"}],
+            "usage": None,
+        }
         if self.lie == "usage_twice" or self.truth.has_running_usage:
-            end["usage"] = usage  # type: ignore[assignment]
+            end["usage"] = usage
         yield _event(end)
         yield _event({"choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
