@@ -56,8 +56,9 @@ async def settle(client: Client) -> None:
 
     With several engines, the counters of each are what the records say, also of what was moved to it.
     """
+    desk = client.runtime.desk
     with trio.fail_after(60):
-        while client.runtime.entry_store.num_open_accounts or client.runtime.desk.num_live_sequences:
+        while client.runtime.entry_store.num_open_accounts or desk.num_live_sequences or desk.num_open_requests:
             await trio.sleep(0.01)
     await assert_nothing_routed(client)
     client.assert_at_rest()
