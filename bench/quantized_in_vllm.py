@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.http_load import COMPLETIONS, PATIENCE_S
 from bench.peers.servers import MODEL, PEERS, ROOT, Peer, PeerFailed, Server
-from quipu.kernels.checkpoints.rewriting import FORMATS
+from quipu.kernels.checkpoints.rewritten_formats import FORMATS
 
 MAX_CHARACTERS = 300
 BY_NAME = {peer.name: peer for peer in PEERS}
