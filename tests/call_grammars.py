@@ -59,6 +59,7 @@ TOKENS: dict[str, tuple[str, ...]] = {
     "hermes": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[ARGS]"),
+    "openai": ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"),
     "phi4_mini_json": ("<|tool_call|>", "<|/tool_call|>"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
 }

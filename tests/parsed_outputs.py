@@ -174,6 +174,11 @@ def render_calls(family: str, calls: list[Call]) -> str:
             return f"[TOOL_CALLS][{', '.join(map(_json_call, calls))}]"
         case "phi4_mini_json":
             return f"<|tool_call|>[{', '.join(map(_json_call, calls))}]<|/tool_call|>"
+        case "openai":
+            return "<|start|>assistant".join(
+                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
+                for name, arguments in calls
+            )
         case "granite":
             return f"<|tool_call|>[{', '.join(map(_json_call, calls))}]"
         case "deepseek_v3":

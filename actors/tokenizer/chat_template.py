@@ -33,6 +33,7 @@ from .plain_chat import (
     plain_calls,
     plain_reasoning,
     plain_tools,
+    reasoning_as_thinking,
     single_calls,
     tools_in_system,
 )
@@ -74,7 +75,7 @@ class ChatTemplate:
         """`variables`: the special tokens by name. Raises jinja2.TemplateError if a source does not compile."""
         self._for_tools = None if tool_source is None else ChatTemplate(tool_source, variables)
         self._names = names_in(source)
-        self._takes_several_calls = ONLY_SINGLE_CALLS not in source
+        self._takes_several_calls = not any(text in source for text in ONLY_SINGLE_CALLS)
         self._knows_system = NO_SYSTEM_ROLE not in source
         self._template = _environment().from_string(source)
         self._variables = dict(variables)
@@ -153,7 +154,8 @@ class ChatTemplate:
         elif not self._takes_several_calls:
             messages = single_calls(messages)
         if "reasoning_content" not in self._names:
-            messages = tuple(map(plain_reasoning, messages))
+            knows = "thinking" in self._names.attributes
+            messages = tuple(map(reasoning_as_thinking if knows else plain_reasoning, messages))
         if tools and "tools" not in self._names.variables:
             add = tools_in_system if "tools" in self._names.attributes else plain_tools
             messages, tools = add(messages, tools), ()

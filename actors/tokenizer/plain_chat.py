@@ -11,8 +11,8 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
-ONLY_SINGLE_CALLS = "single tool-calls at once"
-"""How templates of Llama 3 refuse several calls in a message."""
+ONLY_SINGLE_CALLS = ("single tool-calls at once", "max 1 tool call per message")
+"""How templates say that they take no second call of a message: Llama 3's refuse it, that of gpt-oss drops it."""
 
 
 def plain_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
@@ -93,6 +93,17 @@ def plain_reasoning(message: Message) -> Message:
         return message
     rest = {key: value for key, value in message.items() if key != "reasoning_content"}
     return {**rest, "content": f"<think>\n{reasoning}\n</think>\n\n{message['content']}"}
+
+
+def reasoning_as_thinking(message: Message) -> Message:
+    """Rename reasoning as templates of gpt-oss name it. Beside calls they refuse text and reasoning together."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning:
+        return message
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if message.get("tool_calls") and message["content"]:
+        return {**rest, "content": "", "thinking": f"{reasoning}\n\n{message['content']}"}
+    return {**rest, "thinking": reasoning}
 
 
 def as_json(

@@ -64,6 +64,13 @@ _QWEN_CODER = CallSyntax(
     argument_close="\n</parameter>\n",
     value_ends=("</parameter>", "</function>"),
 )
+_HARMONY = CallSyntax(
+    style=ArgumentStyle.JSON,
+    open=f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>",
+    close="<|call|>",
+    between="<|start|>assistant",
+    name_pattern=r"[^<\s]+",
+)
 _LLAMA = _objects(between="; ", key="parameters")
 _LLAMA_TAGGED = attrs.evolve(_LLAMA, begin="<|python_tag|>")
 _MISTRAL_NAMED = CallSyntax(style=ArgumentStyle.JSON, open=f"[TOOL_CALLS]{NAME}[ARGS]", name_pattern=r"[^\[\]{}\s\"]+")
@@ -77,6 +84,7 @@ _SHIPPED: dict[str, dict[str, tuple[CallSyntax, ...]]] = {
     "hermes": {"": (_objects("<tool_call>\n", "\n</tool_call>", between="\n"),)},
     "llama3_json": {"<|python_tag|>": (_LLAMA, _LLAMA_TAGGED), "": (_LLAMA,)},
     "mistral": {"[ARGS]": (_MISTRAL_NAMED,), "": (_list("[TOOL_CALLS]["),)},
+    "openai": {"": (_HARMONY,)},
     "phi4_mini_json": {
         "<|tool_call|>": (_list("<|tool_call|>[", "]<|/tool_call|>"),),
         "": (_list("functools["),),

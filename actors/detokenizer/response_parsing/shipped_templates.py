@@ -45,6 +45,30 @@ _QWEN_CODER = _calls(
     ),
     text=_CHATML_TEXT,
 )
+_HARMONY_START = r"(?:<\|start\|>assistant)?"
+_HARMONY_MESSAGE = r"\s*(?:<\|constrain\|>)?(?:json)?\s*<\|message\|>"
+_HARMONY_TEXT = {
+    "close_pattern": rf"{_HARMONY_START}<\|channel\|>(?:final|commentary|analysis){_HARMONY_MESSAGE}"
+    r"|<\|start\|>assistant|<\|end\|>|<\|return\|>|<\|call\|>",
+    "content": "text",
+}
+"""What begins or ends a message of text: an output of gpt-oss is several messages, each in a channel."""
+_HARMONY = _calls(
+    _named_call(
+        rf"{_HARMONY_START}<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[^<\s]+){_HARMONY_MESSAGE}",
+        r"<\|call\|>",
+    ),
+    _named_call(
+        rf"{_HARMONY_START} ?to=functions\.(?P<name>[^<\s]+)\s*<\|channel\|>(?:commentary|analysis){_HARMONY_MESSAGE}",
+        r"<\|call\|>",
+    ),
+    text=_HARMONY_TEXT,
+)
+_HARMONY_REASONING = {
+    "open_pattern": rf"{_HARMONY_START}<\|channel\|>analysis<\|message\|>",
+    "close_pattern": r"<\|end\|>|<\|return\|>|<\|call\|>",
+    "content": "text",
+}
 _LLAMA = _calls(_call(r"\s*<\|python_tag\|>", is_bare=True))
 
 
@@ -88,6 +112,7 @@ TOOL_CALLS: dict[str, Spec] = {
         _call(r"\s*\[TOOL_CALLS\]"),
         _named_call(r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}\s\"]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?"),
     ),
+    "openai": _HARMONY,
     "phi4_mini_json": _calls(_call(r"\s*functools\["), _call(r"\s*<\|tool_call\|>", r"<\|/tool_call\|>")),
     "qwen3_coder": _QWEN_CODER,
     "qwen3_xml": _QWEN_CODER,
@@ -105,11 +130,13 @@ REASONING: dict[str, Spec] = {
         ["Here is my thought process:", "Here's my thought process:"], ["Here is my response:", "Here's my response:"]
     ),
     "mistral": _reasoning("[THINK]", "[/THINK]"),
+    "openai_gptoss": {"fields": {"reasoning_content": _HARMONY_REASONING, "content": _HARMONY_TEXT}},
     "qwen3": _THINK,
     "seed_oss": _reasoning("<seed:think>", "</seed:think>"),
 }
 
 CALLS_BY_CHAT_TEMPLATE = (
+    (("<|channel|>commentary",), "openai"),
     (("<function=",), "qwen3_coder"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<start_function_call>",), "functiongemma"),
@@ -126,6 +153,7 @@ CALLS_BY_CHAT_TEMPLATE = (
 )
 """Texts that a chat template contains and the format that they show together. The first match counts."""
 REASONING_BY_CHAT_TEMPLATE = (
+    (("<|channel|>analysis",), "openai_gptoss"),
     (("[THINK]",), "mistral"),
     (("<|channel>thought",), "gemma4"),
     (("<seed:think>",), "seed_oss"),

@@ -25,6 +25,20 @@ PLAIN_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+GPT_OSS_LIKE = """\
+{%- for message in messages %}
+{%- if message.tool_calls %}
+{#- max 1 tool call per message #}
+{%- if message.content and message.thinking %}{{ raise_exception('Cannot pass both.') }}{%- endif %}
+{{- '(' + (message.content or message.thinking or '') + ')' }}
+{%- set call = message.tool_calls[0].function %}
+{{- '{' + call.name + ' ' + (call.arguments | tojson) + '}' }}
+{%- else %}
+{{- '[' + message.role + ']' + message.content }}
+{%- if message.thinking and loop.last %}{{ '(' + message.thinking + ')' }}{%- endif %}
+{%- endif %}
+{%- endfor %}
+{%- if tools %}{{ '[effort ' + (reasoning_effort or 'medium') + ']' }}{%- endif %}"""
 QWEN_LIKE = """\
 {%- if tools %}
 {{- '[system]' }}
@@ -125,6 +139,27 @@ def test_template_that_takes_one_call_at_a_time() -> None:
         '[user]Weather?[end][assistant]Both.{weather {"town": "Cusco"}}[end][tool]weather[end][assistant]{time {}}[end]'
         "[tool]time[end][assistant]{sun {}}[end][tool]other[end][user]And?[end][assistant]"
     )
+
+
+def test_template_that_names_reasoning_thinking() -> None:
+    """Templates like gpt-oss's get reasoning in `thinking`, joined with the text beside calls, and one call at a time;
+    what they drop of earlier turns is theirs to drop."""
+    asked = message(
+        "assistant", "Both.", reasoning_content="Hm.", tool_calls=[call("weather", town="Cusco"), call("time")]
+    )
+    results = [message("tool", name, tool_call_id=name) for name in ("time", "weather")]
+    last = message("assistant", "Rain.", reasoning_content="So.")
+    chat = ChatPrompt(
+        (HISTORY[1], last, HISTORY[1], asked, *results, last),
+        add_generation_prompt=False,
+        tools=(tool("weather"),),
+        template_kwargs={"reasoning_effort": "high"},
+    )
+    assert render(GPT_OSS_LIKE, chat) == (
+        '[user]Weather?[assistant]Rain.[user]Weather?(Hm.\n\nBoth.){weather {"town": "Cusco"}}[tool]weather'
+        "(){time {}}[tool]time[assistant]Rain.(So.)[effort high]"
+    )
+    assert "<think>" not in render(GPT_OSS_LIKE, chat)
 
 
 def test_template_with_tools_of_the_system_message() -> None:

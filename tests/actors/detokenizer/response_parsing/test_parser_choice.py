@@ -71,6 +71,7 @@ def test_every_shipped_format() -> None:
         ("<|start_header_id|>ipython<|end_header_id|>", "llama3_json", None),
         ("<\uff5ctool\u2581sep\uff5c>{{ name }}\n```json", "deepseek_v3", None),
         ("<\uff5ctool\u2581sep\uff5c>{{ arguments }}", "deepseek_v31", None),
+        ("<|channel|>analysis<|message|> <|channel|>commentary ", "openai", "openai_gptoss"),
         ("{{ messages }}", None, None),
         (None, None, None),
     ],

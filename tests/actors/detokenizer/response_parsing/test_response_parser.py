@@ -21,6 +21,7 @@ WORDS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "<function=", "<parameter=count>", "\n", " ",
     "<parameter=text>", "</parameter>", "</function>", "12", "null", '{"name": "f", "arguments": ', '{"name"', '"', "x",
     "{", "}", "[", "]", "\\", ",", ":", ";", "f", "get_weather", "[TOOL_CALLS]", "[ARGS]", "functools[", '<|"|>', "<",
+    "<|start|>assistant", "<|channel|>", "commentary", "analysis", " to=functions.f", "<|message|>", "<|end|>",
     "<|tool_call>call:f", "<tool_call|>", "<|python_tag|>", "<|tool_call|>", "<|im_end|>", "\uff5c>",
 ]  # fmt: skip
 OUTPUTS = st.lists(st.sampled_from(WORDS), max_size=25).map("".join)
@@ -123,7 +124,7 @@ SPACE = st.sampled_from(["", "\n", "\n\n", " "])
 FAMILY = [
     ("hermes", 0, False), ("qwen3_coder", 0, False), ("deepseek_v3", 0, False), ("deepseek_v31", 0, False),
     ("gemma4", 0, False), ("functiongemma", 0, False), ("phi4_mini_json", 1, True), ("granite", 0, True),
-    ("mistral", 0, True),
+    ("mistral", 0, True), ("openai", 0, False),
 ]  # fmt: skip
 
 
