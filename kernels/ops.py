@@ -41,6 +41,25 @@ class RopeTable:
         return self.cos_PR[positions_N], self.sin_PR[positions_N]
 
 
+@attrs.frozen
+class SwigluClamp:
+    """The activation of gpt-oss: `g * sigmoid(alpha * g) * (u + 1)`.
+
+    g is the gate, at most `limit`; u is up, at most that in either direction.
+    """
+
+    alpha: float
+    limit: float
+
+
+@attrs.frozen(eq=False)
+class ExpertBiases:
+    """The biases of experts' matrices: one row per expert, in the backend's memory."""
+
+    gate_up_XO: torch.Tensor
+    down_XD: torch.Tensor
+
+
 @attrs.frozen(eq=False)
 class Experts:
     """The MLPs of a mixture of experts: one matrix of each kind per expert, as `Weights` returned them."""
@@ -51,6 +70,9 @@ class Experts:
     """Experts per token."""
     normalise: bool
     """Whether the weights of the chosen experts are normalised to sum to 1."""
+    biases: ExpertBiases | None = None
+    clamp: SwigluClamp | None = None
+    """None: the activation is SiLU."""
 
 
 class Ops(Protocol):
@@ -95,11 +117,13 @@ class Ops(Protocol):
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute causal attention of each token to its own sequence, after `write_kv` of the layer: o_NHE.
 
         A score is q.k * `scale`; a soft cap c turns it into c * tanh(score / c). With a window w a token sees the last
-        w tokens only, including itself. Consecutive groups of H/K query heads share a key/value head.
+        w tokens only, including itself. Consecutive groups of H/K query heads share a key/value head. A head's sink is
+        a score that joins the sum by which weights are divided, but has no value (Xiao et al., arXiv:2309.17453).
         """
         ...
 
@@ -124,7 +148,8 @@ class Ops(Protocol):
         ...
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
-        """Compute each token's weighted sum over the experts that its router scores choose, with SiLU: y_ND.
+        """Compute each token's weighted sum over the experts that its router scores choose, with SiLU or
+        what `clamp` says: y_ND.
 
         The softmax of a row's scores is over all experts; ties choose the lower index. Experts are summed by descending
         weight (Qwen Team, arXiv:2505.09388; Shazeer et al., arXiv:1701.06538).

@@ -17,7 +17,7 @@ import torch
 from ..checkpoints.weights import Shape, Weights
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
-_SCORES = (".mlp.gate", ".mlp.shared_expert_gate")
+_SCORES = (".mlp.gate", ".mlp.router", ".mlp.shared_expert_gate")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 

@@ -18,9 +18,10 @@ from .awq import read_awq
 from .compressed_tensors import read_compressed_tensors
 from .files import StoredTensor
 from .fp8 import read_fp8
+from .stacked_experts import read_mxfp4, read_stacked
 from .stored_matrices import StoredMatrix
 
-METHODS = ("compressed-tensors", "awq", "fp8")
+METHODS = ("compressed-tensors", "awq", "fp8", "mxfp4")
 
 _log = logging.getLogger(__name__)
 
@@ -35,26 +36,28 @@ class Matrices:
 
 
 def find_matrices(config_json: Mapping[str, Any], stored: Mapping[str, StoredTensor], dtype: str) -> Matrices:
-    """Return the quantized matrices of a checkpoint, none if it is not quantized.
+    """Return the matrices of a checkpoint that are quantized or stacked.
 
     `dtype` is the one that it is read as. Raises ValueError naming a format, or an entry of it, that is not supported.
     """
-    config = config_json.get("quantization_config")
+    config, stacked = config_json.get("quantization_config"), read_stacked(stored)
     if not config:
-        return Matrices()
+        return Matrices(stacked)
     method = config.get("quant_method") if isinstance(config, dict) else config
     if not isinstance(config, dict) or method not in METHODS:
         known = ", ".join(METHODS)
         raise ValueError(f"config.json: quantization_config: quant_method {method!r} is not supported, only {known}")
     if method == "compressed-tensors":
         found, activations = read_compressed_tensors(config, stored)
-        return Matrices(found, activations)
+        return Matrices(stacked | found, activations)
+    if method == "mxfp4":
+        return Matrices(stacked | read_mxfp4(config, stored))
     if method == "awq":
-        return Matrices(read_awq(config, stored))
+        return Matrices(stacked | read_awq(config, stored))
     matrices = read_fp8(config, stored)
     count = sum(math.prod(matrix.shape) for matrix in matrices.values())
     _log.info(
         "%d matrices in FP8 (%.2f GiB) are read as %s and take %.2f GiB, or %.2f GiB with --quantization int8",
         *(len(matrices), count / 2**30, dtype, count * (4 if dtype == "float32" else 2) / 2**30, count / 2**30),
     )
-    return Matrices(matrices)
+    return Matrices(stacked | matrices)

@@ -9,6 +9,7 @@ What must always hold: every element returned is finite in the model's dtype, an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -68,9 +69,12 @@ class StoredSource:
         self._dtype = dtype
         self._matrices = matrices
         self._files = MappedFiles()
-        self._used: set[str] = set()
         self._rounded, self._bits = Scratch(), Scratch()
         self._progress = LoadProgress(sum(tensor.end - tensor.start for tensor in stored.values()))
+        self._sharing = Counter(part.name for matrix in matrices.values() for part in matrix.stored)
+        """How many matrices are decoded from each stored tensor."""
+        self._waiting = self._sharing.copy()
+        self._checked: set[str] = set()
         self._plain = stored.keys() - {part.name for matrix in matrices.values() for part in matrix.stored}
 
     def check(self, name: str, shape: Shape) -> None:
@@ -83,7 +87,9 @@ class StoredSource:
             raise self._error(f"tensor {name} has shape {found.shape}, config.json says {shape}")
         if tensor is not None and tensor.dtype not in STORED_DTYPES:
             raise self._error(unsupported_dtype(tensor))
-        self._used |= {name} if matrix is None else {part.name for part in matrix.stored}
+        if name not in self._checked:
+            self._checked.add(name)
+            self._waiting.subtract(() if matrix is None else (part.name for part in matrix.stored))
 
     def copy(self, name: str, first: int, out: torch.Tensor) -> None:
         matrix, count = self._matrices.get(name), len(out)
@@ -131,7 +137,8 @@ class StoredSource:
             part.name for name in ignore & self._matrices.keys() for part in self._matrices[name].stored
         )
         # Some older checkpoints contain rotary frequencies, which follow from the config.
-        unused = sorted(n for n in self._stored.keys() - self._used - ignored if not n.endswith("rotary_emb.inv_freq"))
+        used = self._checked.union(name for name, count in self._waiting.items() if not count)
+        unused = sorted(n for n in self._stored.keys() - used - ignored if not n.endswith("rotary_emb.inv_freq"))
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             raise self._error(f"checkpoint has tensors that the model does not use: {', '.join(unused[:3])}{more}")
@@ -156,7 +163,7 @@ class StoredSource:
             rows = matrix.rows(self._files, first, count)
         except ValueError as error:
             raise self._error(f"tensor {name}: {error}") from None
-        num_bytes = sum(part.end - part.start for part in matrix.stored)
+        num_bytes = sum((part.end - part.start) // self._sharing[part.name] for part in matrix.stored)
         self._progress.advance(num_bytes * (first + count) // matrix.shape[0] - num_bytes * first // matrix.shape[0])
         return rows
 

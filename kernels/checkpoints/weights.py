@@ -119,7 +119,7 @@ def open_source(
                 "dummy weights are not quantized, the checkpoint's own are: --quantization gives them a format"
             )
         return DummySource(rounded, wanted), rounded, None
-    if config_json.get("quantization_config"):
+    if not matrices.by_name:
         matrices = find_matrices(config_json, stored, name)
     source: Source = StoredSource(stored, rounded, matrices.by_name)
     if wanted is not None:

@@ -126,6 +126,7 @@ class Recorder:
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         _, num_heads, width = q_NHE.shape
         cache = self._layer(layer)
@@ -139,6 +140,7 @@ class Recorder:
             scale=scale,
             window=window or 0,
             soft_cap=soft_cap or 0.0,
+            bias=None if sinks_H is None else self._vector(sinks_H),
             also=cache,
         )
 
@@ -163,7 +165,7 @@ class Recorder:
         return self._record(program.SOFT_CAP, x=x_NV, shape=(x_NV.shape[1],), width=x_NV.shape[1], soft_cap=cap)
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
-        width, hidden, chosen = x_ND.shape[1], experts.down_DF[0].shape[1], experts.num_chosen
+        width, chosen, biases, clamp = x_ND.shape[1], experts.num_chosen, experts.biases, experts.clamp
         shared: dict[str, Any] = {
             "num_experts": len(experts.down_DF),
             "num_chosen": chosen,
@@ -171,25 +173,24 @@ class Recorder:
         }
         routed = self._record(program.ROUTE, x=router_NX, shape=(2 * chosen,), normalise=experts.normalise, **shared)
         dispatched = self._record(program.DISPATCH, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
-        gate_up = self._record(
-            program.EXPERT_LINEAR,
-            x=dispatched,
-            shape=(chosen * 2 * hidden,),
-            width=width,
-            out_width=2 * hidden,
-            also=self._matrices(experts.gate_up_OD),
-            **shared,
+
+        def multiply(x: torch.Tensor, matrices: list[torch.Tensor], bias_XO: torch.Tensor | None) -> torch.Tensor:
+            rows, hidden = matrices[0].shape
+            fields: dict[str, Any] = {
+                "width": hidden,
+                "out_width": rows,
+                "bias": None if bias_XO is None else self._vector(bias_XO),
+            }
+            also = self._matrices(matrices)
+            return self._record(program.EXPERT_LINEAR, x=x, shape=(chosen * rows,), also=also, **fields, **shared)
+
+        gate_up = multiply(dispatched, experts.gate_up_OD, None if biases is None else biases.gate_up_XO)
+        hidden = experts.down_DF[0].shape[1]
+        activation: dict[str, Any] = {} if clamp is None else {"scale": clamp.alpha, "soft_cap": clamp.limit}
+        activated = self._record(
+            program.EXPERT_SILU_MUL, x=gate_up, shape=(chosen * hidden,), width=hidden, **activation, **shared
         )
-        activated = self._record(program.EXPERT_SILU_MUL, x=gate_up, shape=(chosen * hidden,), width=hidden, **shared)
-        down = self._record(
-            program.EXPERT_LINEAR,
-            x=activated,
-            shape=(chosen * width,),
-            width=hidden,
-            out_width=width,
-            also=self._matrices(experts.down_DF),
-            **shared,
-        )
+        down = multiply(activated, experts.down_DF, None if biases is None else biases.down_XD)
         return self._record(program.COMBINE, x=routed, z=down, shape=(width,), width=width, **shared)
 
     def _record(

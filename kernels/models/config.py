@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import attrs
 
+from ..ops import SwigluClamp
 from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
 
@@ -34,6 +35,12 @@ class MoeConfig:
     """Layers with a dense MLP instead of experts."""
     shared_intermediate_size: int | None = None
     """Of the expert that all tokens have in addition, times the sigmoid of a score of its own; None: there is none."""
+    has_biases: bool = False
+    """Whether the router and the experts have them."""
+    router_name: str = "gate"
+    """In checkpoints."""
+    clamp: SwigluClamp | None = None
+    """None: the activation is SiLU."""
 
 
 @attrs.frozen
@@ -90,6 +97,8 @@ class DecoderConfig:
     attention_scale: float = attrs.field(default=attrs.Factory(lambda config: config.head_dim**-0.5, takes_self=True))
     """Factor of the product of query and key."""
     attention_soft_cap: float | None = None
+    has_sinks: bool = False
+    """Whether each query head has a sink; see `Ops.attend`."""
     logits_soft_cap: float | None = None
     moe: MoeConfig | None = None
 

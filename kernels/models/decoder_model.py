@@ -17,7 +17,16 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Experts, Ops, RopeTable
 from .config import DecoderConfig
-from .parts import Attention, Mlp, project_heads, read_attention, read_embeddings, read_mlp, read_norm
+from .parts import (
+    Attention,
+    Mlp,
+    project_heads,
+    read_attention,
+    read_embeddings,
+    read_expert_biases,
+    read_mlp,
+    read_norm,
+)
 from .rope import make_rope_table
 
 
@@ -34,6 +43,7 @@ class Mixture:
     """The experts, and the router, whose product with a token scores them."""
 
     router_XD: torch.Tensor
+    router_bias_X: torch.Tensor | None
     experts: Experts
     shared: SharedExpert | None
 
@@ -96,14 +106,18 @@ class Decoder:
         c, D, moe = self.config, self.config.hidden_size, self.config.moe
         if moe is None or index in moe.dense_layers:
             return read_mlp(weights, prefix, D, c.intermediate_size, is_stored_fused=c.mlp_is_stored_fused)
+        of_experts, biased = (f"{prefix}experts.", D, moe.intermediate_size), moe.has_biases
         mlps = [read_mlp(weights, f"{prefix}experts.{x}.", D, moe.intermediate_size) for x in range(moe.num_experts)]
         return Mixture(
-            router_XD=weights.tensor(prefix + "gate.weight", (moe.num_experts, D)),
+            router_XD=weights.tensor(f"{prefix}{moe.router_name}.weight", (moe.num_experts, D)),
+            router_bias_X=weights.tensor(f"{prefix}{moe.router_name}.bias", (moe.num_experts,)) if biased else None,
             experts=Experts(
                 gate_up_OD=[mlp.gate_up_OD for mlp in mlps],
                 down_DF=[mlp.down_DF for mlp in mlps],
                 num_chosen=moe.num_chosen,
                 normalise=moe.normalise,
+                biases=read_expert_biases(weights, *of_experts, moe.num_experts) if biased else None,
+                clamp=moe.clamp,
             ),
             shared=self._read_shared(weights, prefix, moe.shared_intermediate_size),
         )
@@ -139,12 +153,19 @@ class Decoder:
         if layer.rope is not None:
             q_NHE, k_NKE = ops.rope(q_NHE, layer.rope), ops.rope(k_NKE, layer.rope)
         ops.write_kv(index, k_NKE, v_NKE)
-        o_NHE = ops.attend(index, q_NHE, scale=c.attention_scale, window=layer.window, soft_cap=c.attention_soft_cap)
+        o_NHE = ops.attend(
+            index,
+            q_NHE,
+            scale=c.attention_scale,
+            window=layer.window,
+            soft_cap=c.attention_soft_cap,
+            sinks_H=attention.sinks_H,
+        )
         return ops.linear(o_NHE.flatten(1), attention.o_DI, attention.o_bias_D)
 
     def _run_mlp(self, mlp: Mlp | Mixture, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         if isinstance(mlp, Mixture):
-            y_ND = ops.experts(h_ND, ops.linear(h_ND, mlp.router_XD), mlp.experts)
+            y_ND = ops.experts(h_ND, ops.linear(h_ND, mlp.router_XD, mlp.router_bias_X), mlp.experts)
             if (shared := mlp.shared) is None:
                 return y_ND
             shared_ND = ops.sigmoid_mul(self._run_mlp(shared.mlp, h_ND, ops), ops.linear(h_ND, shared.score_1D))

@@ -62,7 +62,8 @@ _TYPES = {
     ),
     **_named(
         "rms_norm_eps rope_theta rope_local_base_freq partial_rotary_factor attn_logit_softcapping "
-        "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling",
+        "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling "
+        "swiglu_alpha swiglu_limit",
         "a number",
         is_number,
     ),
@@ -70,7 +71,8 @@ _TYPES = {
         "vocab_size hidden_size intermediate_size moe_intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings sliding_window "
         "max_window_layers query_pre_attn_scalar no_rope_layer_interval num_experts num_local_experts "
-        "shared_expert_intermediate_size num_experts_per_tok decoder_sparse_step",
+        "shared_expert_intermediate_size num_experts_per_tok decoder_sparse_step experts_per_token "
+        "initial_context_length",
         "an integer",
         is_whole,
     ),

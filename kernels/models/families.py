@@ -14,6 +14,7 @@ from .config import DecoderConfig
 from .decoder_model import Decoder
 from .gemma import parse_gemma2, parse_gemma3
 from .glm import parse_glm, parse_glm4
+from .gpt_oss import parse_gpt_oss
 from .llama import (
     parse_granite,
     parse_llama,
@@ -68,6 +69,10 @@ _CHOICE = "num_experts num_local_experts num_experts_per_tok norm_topk_prob"
 _EXPERTS = f"{_CHOICE} moe_intermediate_size decoder_sparse_step mlp_only_layers"
 _GELU = "gelu_pytorch_tanh"
 _GRANITE = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+_GPT_OSS = (
+    "num_experts num_local_experts num_experts_per_tok experts_per_token initial_context_length "
+    "swiglu_alpha swiglu_limit"
+)
 _SMOLLM = f"{_QWEN} no_rope_layers no_rope_layer_interval"
 FAMILIES = {
     "Exaone4ForCausalLM": Family(parse_exaone4, "sliding_window sliding_window_pattern"),
@@ -77,6 +82,7 @@ FAMILIES = {
     ),
     "Glm4ForCausalLM": Family(parse_glm4, "attention_bias"),
     "GlmForCausalLM": Family(parse_glm, "attention_bias"),
+    "GptOssForCausalLM": Family(parse_gpt_oss, f"attention_bias sliding_window {_GPT_OSS}"),
     "GraniteForCausalLM": Family(parse_granite, f"attention_bias {_GRANITE}"),
     "LlamaForCausalLM": Family(parse_llama, "attention_bias"),
     "MinistralForCausalLM": Family(parse_ministral, "sliding_window"),

@@ -10,8 +10,8 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ..checkpoints.weights import Weights
-from ..ops import Ops
+from ..checkpoints.weights import Shape, Weights
+from ..ops import ExpertBiases, Ops
 from .config import DecoderConfig
 
 
@@ -32,6 +32,7 @@ class Attention:
     o_DI: torch.Tensor
     o_bias_D: torch.Tensor | None
     norms: QueryKeyNorms | None
+    sinks_H: torch.Tensor | None
 
 
 @attrs.frozen
@@ -67,6 +68,7 @@ def read_attention(weights: Weights, prefix: str, c: DecoderConfig) -> Attention
         o_DI=weights.tensor(prefix + "o_proj.weight", (D, Q)),
         o_bias_D=weights.tensor(prefix + "o_proj.bias", (D,)) if c.o_bias else None,
         norms=_read_norms(weights, prefix, c, Q, KV),
+        sinks_H=weights.tensor(prefix + "sinks", (c.num_heads,)) if c.has_sinks else None,
     )
 
 
@@ -85,6 +87,17 @@ def read_mlp(weights: Weights, prefix: str, D: int, F: int, *, is_stored_fused: 
     return Mlp(
         gate_up_OD=weights.fused([(f"{prefix}{name}.weight", (rows, D)) for name, rows in gate_up]),
         down_DF=weights.tensor(prefix + "down_proj.weight", (D, F)),
+    )
+
+
+def read_expert_biases(weights: Weights, prefix: str, D: int, F: int, num_experts: int) -> ExpertBiases:
+    each = range(num_experts)
+    gate_up: list[tuple[str, Shape]] = [
+        (f"{prefix}{x}.{name}_proj.bias", (F,)) for x in each for name in ("gate", "up")
+    ]
+    down: list[tuple[str, Shape]] = [(f"{prefix}{x}.down_proj.bias", (D,)) for x in each]
+    return ExpertBiases(
+        gate_up_XO=weights.fused(gate_up).view(num_experts, 2 * F), down_XD=weights.fused(down).view(num_experts, D)
     )
 
 

@@ -31,7 +31,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
             no_rope_layers no_rope_layer_interval rope_interleaved use_mrope
             adapter_config first_k_dense_replace hidden_size_per_layer_input mlp_only_layers n_routed_experts
             num_experts num_experts_per_tok num_local_experts num_nextn_predict_layers parallel_attn
-            shared_expert_intermediate_size
+            shared_expert_intermediate_size experts_per_token
             add_cross_attention audio_config is_encoder_decoder text_config vision_config
             """
         ),
@@ -42,7 +42,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
             """
             sliding_window sliding_window_pattern attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar
             attention_chunk_size attention_multiplier rope_local_base_freq dim_model_base decoder_sparse_step
-            moe_intermediate_size
+            moe_intermediate_size swiglu_alpha swiglu_limit
             """
         ),
         (None,),

@@ -29,6 +29,7 @@ class Scores:
     scale: float
     window: int | None
     soft_cap: float | None
+    sinks_H: torch.Tensor | None = None
 
 
 def attend_span(q_nHE: torch.Tensor, k_slots: Slots, v_slots: Slots, span: Span, scores: Scores) -> torch.Tensor:
@@ -70,6 +71,9 @@ class _Tile:
         self._q_KQE = q_KQE
         self._maximum_KQ1 = q_KQE.new_full((*q_KQE.shape[:2], 1), -torch.inf)
         self._sum_KQ1 = torch.zeros_like(self._maximum_KQ1)
+        if scores.sinks_H is not None:  # as if a key had been seen whose value is 0
+            self._maximum_KQ1 = scores.sinks_H.repeat_interleave(QUERIES).view(self._maximum_KQ1.shape)
+            self._sum_KQ1 = torch.ones_like(self._maximum_KQ1)
         self._weighted_KQE = torch.zeros_like(q_KQE)
 
     def add_chunk(self, k_KCE: torch.Tensor, v_KCE: torch.Tensor, chunk_start: int) -> None:

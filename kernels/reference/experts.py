@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..ops import Experts
-from .rows import ROWS, multiply, round_up, row_by_row, silu_mul
+from .rows import ROWS, clamped_swiglu, multiply, round_up, row_by_row, silu_mul
 
 
 def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -20,12 +20,21 @@ def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -
         token_n, place_n = torch.where(chosen_NT == expert)
         tile_MD = x_ND.new_zeros((round_up(len(token_n), ROWS), x_ND.shape[1]))
         tile_MD[: len(token_n)] = x_ND[token_n]
-        hidden_MF = silu_mul(multiply(tile_MD, experts.gate_up_OD[expert]))
-        parts_NTD[token_n, place_n] = multiply(hidden_MF, experts.down_DF[expert])[: len(token_n)]
+        parts_NTD[token_n, place_n] = _run(tile_MD, experts, expert)[: len(token_n)]
     y_ND = parts_NTD[:, 0] * weight_NT[:, :1]
     for place in range(1, experts.num_chosen):
         y_ND = y_ND + parts_NTD[:, place] * weight_NT[:, place : place + 1]
     return y_ND
+
+
+def _run(x_MD: torch.Tensor, experts: Experts, expert: int) -> torch.Tensor:
+    biases, clamp = experts.biases, experts.clamp
+    gate_up_M2F = multiply(x_MD, experts.gate_up_OD[expert])
+    if biases is not None:
+        gate_up_M2F = gate_up_M2F + biases.gate_up_XO[expert]
+    hidden_MF = silu_mul(gate_up_M2F) if clamp is None else clamped_swiglu(gate_up_M2F, clamp)
+    y_MD = multiply(hidden_MF, experts.down_DF[expert])
+    return y_MD if biases is None else y_MD + biases.down_XD[expert]
 
 
 def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:

@@ -81,9 +81,10 @@ class ReferenceOps:
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         k_slots, v_slots = slots_of(self._cache, layer)
-        scores = Scores(scale=scale, window=window, soft_cap=soft_cap)
+        scores = Scores(scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
         o_NHE = torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)
         for span in self._plan.spans:
             rows = slice(span.start, span.start + span.length)

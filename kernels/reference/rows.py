@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import torch
 
+from ..ops import SwigluClamp
+
 ROWS = 32
 """Token rows of every matrix product outside attention."""
 QUERIES = 16
@@ -58,3 +60,10 @@ def silu_mul(gate_up_N2F: torch.Tensor) -> torch.Tensor:
     """Compute `silu(gate) * up`: h_NF."""
     gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
     return row_by_row(torch.nn.functional.silu, gate_NF) * up_NF
+
+
+def clamped_swiglu(gate_up_N2F: torch.Tensor, clamp: SwigluClamp) -> torch.Tensor:
+    """Compute the activation that `SwigluClamp` describes: h_NF."""
+    gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
+    gate_NF = gate_NF.clamp(max=clamp.limit)
+    return gate_NF * row_by_row(torch.sigmoid, gate_NF * clamp.alpha) * (up_NF.clamp(-clamp.limit, clamp.limit) + 1.0)

@@ -17,7 +17,7 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def gated_kernel(
-    gate_up_ptr: tl.tensor, out_ptr: tl.tensor, row_stride: tl.tensor, WIDTH: tl.constexpr, GELU: tl.constexpr,
+    gate_up_ptr: tl.tensor, out_ptr: tl.tensor, row_stride: tl.tensor, GELU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute `act(gate) * up`: SiLU, or GELU in its tanh form. Program (n, b) has block b of row n."""
@@ -33,6 +33,24 @@ def gated_kernel(
     else:
         gate = gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
     tl.store(out_ptr + n * WIDTH + i, (gate * up).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def clamped_swiglu_kernel(
+    gate_up_ptr: tl.tensor, out_ptr: tl.tensor, row_stride: tl.tensor, alpha: tl.tensor, limit: tl.tensor,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Compute what `ops.SwigluClamp` describes. Program (n, b) has block b of row n."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    gate = tl.load(gate_up_ptr + n * row_stride + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + n * row_stride + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    # comparisons, not minimum and maximum: NaN stays
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    h = gate / (1.0 + tl.exp2(gate * alpha * -1.4426950408889634)) * (up + 1.0)
+    tl.store(out_ptr + n * WIDTH + i, h.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

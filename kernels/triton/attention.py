@@ -36,6 +36,7 @@ def attend(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks_H: torch.Tensor | None,
 ) -> torch.Tensor:
     """Compute attention of every token of the pass to its own sequence: o_NHE, zero for padding.
 
@@ -51,6 +52,7 @@ def attend(
     strides = (tables.stride(0), k_BKSE.stride(0), k_BKSE.stride(1), k_BKSE.stride(2))
     numbers = (scale, 1.0 if soft_cap is None else soft_cap)
     meaning = (soft_cap is not None, window or 0, slots, num_kv_heads, group)
+    sinks, has_sinks = q_NHE if sinks_H is None else sinks_H, sinks_H is not None
     width = (head_dim, max(16, triton.next_power_of_2(head_dim)))
     if columns.num_items:
         programs = max(1, tiles.programs // num_kv_heads)
@@ -61,13 +63,14 @@ def attend(
         )  # fmt: skip
         decode_sum_kernel[(columns.capacity.num_rows, num_kv_heads)](
             parts.weighted, parts.highest, parts.total, c["row_tokens"], c["row_ends"], c["item_start"], o_NHE,
-            num_kv_heads, group, launch.rows, *width, num_warps=launch.num_warps, enable_fp_fusion=tiles.fusion,
+            sinks, has_sinks, num_kv_heads, group, launch.rows, *width, num_warps=launch.num_warps,
+            enable_fp_fusion=tiles.fusion,
         )  # fmt: skip
     if columns.num_tiles:
         launch = prefill_launch(tiles, group, head_dim)
         prefill_kernel[(columns.num_tiles, num_kv_heads)](
             q_NHE, k_BKSE, v_BKSE, tables, c["row_slots"], c["row_tokens"], c["row_ends"], c["positions"],
-            c["tiles"], o_NHE, *strides, *numbers, *meaning, launch.rows, *width, tiles.keys,
+            c["tiles"], o_NHE, sinks, *strides, *numbers, has_sinks, *meaning, launch.rows, *width, tiles.keys,
             tiles.chunk, **_options(launch, tiles),
         )  # fmt: skip
     return o_NHE

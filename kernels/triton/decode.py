@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import add_chunk, attend_chunk
+from .tile import LOG2E, add_chunk, attend_chunk
 
 
 @triton.jit
@@ -84,6 +84,8 @@ def decode_sum_kernel(
     row_ends_ptr: tl.tensor,
     item_start_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
+    SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -104,6 +106,9 @@ def decode_sum_kernel(
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         weighted = tl.zeros([ROWS, E_BLOCK], tl.float32)
+        if SINKS:
+            highest = tl.load(sinks_ptr + kv_head * GROUP + g % GROUP).to(tl.float32) * LOG2E
+            total += 1.0
         for item in range(begin, end):
             at = (item * KV_HEADS + kv_head) * GROUP + g
             new_highest = tl.load(highest_ptr + at, mask=g < GROUP, other=float("-inf"))

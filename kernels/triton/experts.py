@@ -56,9 +56,11 @@ def pairs_linear_kernel(
     order_ptr: tl.tensor,
     pair_ends_ptr: tl.tensor,
     tile_ends_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     out_ptr: tl.tensor,
     num_rows: tl.tensor,
     x_stride: tl.tensor,
+    BIASED: tl.constexpr,
     EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
@@ -72,8 +74,8 @@ def pairs_linear_kernel(
     """Multiply tile t in program (t, column tile); tiles are numbered through all experts.
 
     `order` has the pairs sorted by expert; `pair_ends` and `tile_ends` have each expert's end (exclusive) in pairs and
-    tiles; `matrices` has the experts' addresses. PAIRS_A_ROW pairs (those of a token) share a row of x; each has its
-    own row of `out`.
+    tiles; `matrices` has the experts' addresses, `bias` a row for each, if BIASED. PAIRS_A_ROW pairs (those of a token)
+    share a row of x; each has its own row of `out`.
     """
     tile = tl.program_id(0)
     i = tl.arange(0, EXPERTS_BLOCK)
@@ -95,6 +97,9 @@ def pairs_linear_kernel(
             total += slice_product(
                 x_ptr, matrix_ptr, m, n, num_rows, k_slice, x_stride, NUM_IN, NUM_OUT, ROWS, COLUMNS, DEPTH, SLICE
             )
+        if BIASED:
+            bias = tl.load(bias_ptr + expert.to(tl.int64) * NUM_OUT + n, mask=n < NUM_OUT, other=0.0)
+            total += bias.to(tl.float32)[None, :]
         at = pair.to(tl.int64)[:, None] * NUM_OUT + n[None, :]
         tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(place < end)[:, None] & (n < NUM_OUT)[None, :])
 

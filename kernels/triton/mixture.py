@@ -46,7 +46,7 @@ def mix(
     experts: Experts,
     addresses: Addresses,
     tiles: Tiles,
-    silu_mul: Callable[[torch.Tensor], torch.Tensor],
+    activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """See `Ops.experts`: y_ND."""
     (num_tokens, width), num_experts, num_chosen = x_ND.shape, router_NX.shape[1], experts.num_chosen
@@ -57,8 +57,10 @@ def mix(
         experts.normalise, triton.next_power_of_2(num_experts), enable_fp_fusion=tiles.fusion,
     )  # fmt: skip
     pairs = _by_expert(chosen.view(-1), num_experts, tiles.linear.rows)
-    gate_up_P2F = _multiply(x_ND, experts.gate_up_OD, pairs, num_chosen, addresses, tiles)
-    down_PD = _multiply(silu_mul(gate_up_P2F), experts.down_DF, pairs, 1, addresses, tiles)
+    biases = experts.biases
+    gate_up_bias, down_bias = (None, None) if biases is None else (biases.gate_up_XO, biases.down_XD)
+    gate_up_P2F = _multiply(x_ND, experts.gate_up_OD, gate_up_bias, pairs, num_chosen, addresses, tiles)
+    down_PD = _multiply(activation(gate_up_P2F), experts.down_DF, down_bias, pairs, 1, addresses, tiles)
     y_ND = torch.empty_like(x_ND)
     block = min(_BLOCK, triton.next_power_of_2(width))
     weigh_kernel[(num_tokens, triton.cdiv(width, block))](
@@ -78,17 +80,18 @@ def _by_expert(chosen_P: torch.Tensor, num_experts: int, rows: int) -> _Pairs:
 
 
 def _multiply(
-    x_MI: torch.Tensor, matrices: Sequence[torch.Tensor], pairs: _Pairs, pairs_a_row: int,
-    addresses: Addresses, tiles: Tiles,
+    x_MI: torch.Tensor, matrices: Sequence[torch.Tensor], bias_XO: torch.Tensor | None, pairs: _Pairs,
+    pairs_a_row: int, addresses: Addresses, tiles: Tiles,
 ) -> torch.Tensor:  # fmt: skip
-    """Multiply each pair's row with its expert's matrix: y_PO."""
+    """Multiply each pair's row with its expert's matrix, and add its bias: y_PO."""
     num_out, num_in = matrices[0].shape
     num_experts, num_pairs = len(matrices), pairs.order.shape[0]
     y_PO = x_MI.new_empty((num_pairs, num_out))
     most_tiles = min(num_pairs, num_pairs // tiles.linear.rows + num_experts)
     pairs_linear_kernel[(most_tiles, triton.cdiv(num_out, tiles.columns))](
-        x_MI, addresses.of(matrices), pairs.order, pairs.pair_ends, pairs.tile_ends, y_PO, x_MI.shape[0],
-        x_MI.stride(0), num_experts, triton.next_power_of_2(num_experts), pairs_a_row, num_in, num_out,
+        x_MI, addresses.of(matrices), pairs.order, pairs.pair_ends, pairs.tile_ends,
+        y_PO if bias_XO is None else bias_XO, y_PO, x_MI.shape[0], x_MI.stride(0), bias_XO is not None, num_experts,
+        triton.next_power_of_2(num_experts), pairs_a_row, num_in, num_out,
         tiles.linear.rows, tiles.columns, tiles.depth, tiles.slice, num_warps=tiles.linear.num_warps,
         num_stages=tiles.linear.num_stages, enable_fp_fusion=tiles.fusion,
     )  # fmt: skip

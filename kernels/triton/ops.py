@@ -11,14 +11,15 @@ next layer's `write_kv` are dropped: by then no model reads them again.
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 
 import triton
 
 from ..ops import Experts, RopeTable
-from . import attention
-from .activation import add_kernel, embed_kernel, gated_kernel, rms_norm_kernel, sigmoid_mul_kernel, soft_cap_kernel
+from . import activation, attention
 from .columns import Columns
 from .configs import Tiles
 from .matrices import Linear
@@ -89,7 +90,7 @@ class TritonOps:
         num_tokens, width = token_ids_N.shape[0], table_VD.shape[1]
         x_ND = table_VD.new_empty((num_tokens, width))
         scale = scale if is_exact else float(torch.tensor(scale, dtype=table_VD.dtype))
-        embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, _block(width))
+        activation.embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, _block(width))
         return x_ND
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -138,23 +139,24 @@ class TritonOps:
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return attention.attend(
             self._computed(q_NHE).contiguous(), *self._memory.cache[layer], self._columns, self._memory.tables,
-            self._memory.parts, self._tiles, scale=scale, window=window, soft_cap=soft_cap,
+            self._memory.parts, self._tiles, scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H,
         )  # fmt: skip
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        return self._gated(gate_up_N2F, gelu=False)
+        return self._gated(gate_up_N2F, activation.gated_kernel, False)
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        return self._gated(gate_up_N2F, gelu=True)
+        return self._gated(gate_up_N2F, activation.gated_kernel, True)
 
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
         x_ND, score_N1 = self._computed(x_ND), self._computed(score_N1)
         num_rows, width = x_ND.shape
         out_ND = _dense_like(x_ND)
-        sigmoid_mul_kernel[_rows_of(num_rows, width)](x_ND, score_N1, out_ND, width, _block(width))
+        activation.sigmoid_mul_kernel[_rows_of(num_rows, width)](x_ND, score_N1, out_ND, width, _block(width))
         return out_ND
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
@@ -166,13 +168,17 @@ class TritonOps:
         x_NV = self._computed(x_NV)
         num_rows, width = x_NV.shape
         out_NV = _dense_like(x_NV)
-        soft_cap_kernel[_rows_of(num_rows, width)](x_NV, out_NV, cap, width, _block(width))
+        activation.soft_cap_kernel[_rows_of(num_rows, width)](x_NV, out_NV, cap, width, _block(width))
         return out_NV
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
+        clamp = experts.clamp
         return mix(
-            self._computed(x_ND), self._computed(router_NX), experts, self._memory.addresses, self._tiles, self.silu_mul
-        )
+            self._computed(x_ND), self._computed(router_NX), experts, self._memory.addresses, self._tiles,
+            self.silu_mul if clamp is None else lambda x_P2F: self._gated(
+                x_P2F, activation.clamped_swiglu_kernel, clamp.alpha, clamp.limit
+            ),
+        )  # fmt: skip
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
         """Return a result of the pass, computed if it was deferred."""
@@ -183,7 +189,8 @@ class TritonOps:
         deferred = self._deferred.pop(_place(x), None)
         if isinstance(deferred, DeferredSum):
             num_rows, width = deferred.out_ND.shape
-            add_kernel[_rows_of(num_rows, width)](deferred.x_ND, deferred.y_ND, deferred.out_ND, width, _block(width))
+            grid = _rows_of(num_rows, width)
+            activation.add_kernel[grid](deferred.x_ND, deferred.y_ND, deferred.out_ND, width, _block(width))
         elif isinstance(deferred, DeferredHeads):
             self._launch_heads(deferred)
         return x
@@ -215,16 +222,17 @@ class TritonOps:
     ) -> None:  # fmt: skip
         num_rows, width = x_ND.shape
         block = triton.next_power_of_2(width)
-        rms_norm_kernel[(num_rows,)](
+        activation.rms_norm_kernel[(num_rows,)](
             x_ND, sum_ND if y_ND is None else y_ND, weight_D, sum_ND, out_ND, x_ND.stride(0), eps, y_ND is not None,
             width, block, num_warps=_warps(block), enable_fp_fusion=self._tiles.fusion,
         )  # fmt: skip
 
-    def _gated(self, gate_up_N2F: torch.Tensor, *, gelu: bool) -> torch.Tensor:
+    def _gated(self, gate_up_N2F: torch.Tensor, kernel: Any, *numbers: float) -> torch.Tensor:
         gate_up_N2F = self._computed(gate_up_N2F)
         num_rows, width = gate_up_N2F.shape[0], gate_up_N2F.shape[1] // 2
         h_NF = gate_up_N2F.new_empty((num_rows, width))
-        gated_kernel[_rows_of(num_rows, width)](gate_up_N2F, h_NF, gate_up_N2F.stride(0), width, gelu, _block(width))
+        grid, stride = _rows_of(num_rows, width), gate_up_N2F.stride(0)
+        kernel[grid](gate_up_N2F, h_NF, stride, *numbers, width, _block(width))
         return h_NF
 
     def _launch_heads(self, t: DeferredHeads) -> None:

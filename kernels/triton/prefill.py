@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import add_chunk, attend_chunk
+from .tile import LOG2E, add_chunk, attend_chunk
 
 
 @triton.jit
@@ -25,12 +25,14 @@ def prefill_kernel(
     positions_ptr: tl.tensor,
     tiles_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
     head_stride: tl.tensor,
     slot_stride: tl.tensor,
     scale: tl.tensor,
     soft_cap: tl.tensor,
+    SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -65,6 +67,9 @@ def prefill_kernel(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, E_BLOCK], tl.float32)
+    if SINKS:
+        highest = tl.load(sinks_ptr + kv_head * GROUP + i % GROUP).to(tl.float32) * LOG2E
+        total += 1.0
     for chunk in range(first // CHUNK, (last + CHUNK - 1) // CHUNK):
         new_highest, new_total, new_weighted = attend_chunk(
             q, position + i // GROUP, first, last, chunk, tables_ptr + slot * table_stride,

@@ -42,6 +42,7 @@ class AttentionKind:
     scale: float
     window: int | None
     soft_cap: float | None
+    has_sinks: bool = False
 
 
 @attrs.frozen
@@ -123,13 +124,14 @@ def attention_is_invariant(
     first = context - length
     q_NHE = torch.randn(length, heads.num_heads, heads.head_dim, dtype=dtype, device=device.torch_device)
     cut = length // 3
+    sinks_H = torch.randn(heads.num_heads, dtype=dtype, device=device.torch_device) if kind.has_sinks else None
 
     def attend(rows: list[tuple[int, int, int]], q_nHE: torch.Tensor, cache: KVCache) -> torch.Tensor:
         columns, memory = make_pass(
             same_blocks(rows, blocks), 1, len(blocks) + 1, heads, block_size, device, tiles, dtype, cache
         )  # fmt: skip
         ops = TritonOps(columns, memory, tiles, LibraryLinear())
-        return ops.attend(0, q_nHE, scale=kind.scale, window=kind.window, soft_cap=kind.soft_cap)
+        return ops.attend(0, q_nHE, scale=kind.scale, window=kind.window, soft_cap=kind.soft_cap, sinks_H=sinks_H)
 
     cache = _cache(1, len(blocks) + 1, heads, block_size, device, dtype)
     for tensor in cache[0]:
@@ -151,10 +153,11 @@ class _RecordingOps(TritonOps):
         self.kinds: list[AttentionKind] = []
 
     def attend(
-        self, layer: int, q_NHE: torch.Tensor, *, scale: float, window: int | None = None, soft_cap: float | None = None
-    ) -> torch.Tensor:
-        self.kinds.append(AttentionKind(scale, window, soft_cap))
-        return super().attend(layer, q_NHE, scale=scale, window=window, soft_cap=soft_cap)
+        self, layer: int, q_NHE: torch.Tensor, *, scale: float, window: int | None = None,
+        soft_cap: float | None = None, sinks_H: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        self.kinds.append(AttentionKind(scale, window, soft_cap, sinks_H is not None))
+        return super().attend(layer, q_NHE, scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
 
 
 def _all_products_are_invariant(linear: Linear, matrices: dict[Shape, torch.Tensor], ladder: list[int]) -> bool:

@@ -52,6 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Exaone4": {"num_key_value_heads": 2, "sliding_window": None},
     "Glm4": {"num_key_value_heads": 2},
     "Glm": {"num_key_value_heads": 2, "head_dim": 32, "attention_bias": False},
+    "GptOss": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Granite": {"attention_bias": True, "residual_multiplier": 0.5, "logits_scaling": 4.0},
     "Ministral": {"num_key_value_heads": 4, "sliding_window": 128},
     "Olmo2": {"num_key_value_heads": 4},

@@ -31,6 +31,7 @@ HEADS = {
     "32/32 heads of 128": (Heads(32, 32, 128), AttentionKind(128**-0.5, None, None)),
     "24/8 heads of 96": (Heads(24, 8, 96), AttentionKind(96**-0.5, None, None)),
     "8/4 heads of 256, window, soft cap": (Heads(8, 4, 256), AttentionKind(256**-0.5, 300, 50.0)),
+    "64/8 heads of 64, window, sinks": (Heads(64, 8, 64), AttentionKind(0.125, 128, None, True)),
 }
 
 
@@ -70,7 +71,7 @@ def attention(machine: Machine) -> list[dict[str, Any]]:
     """Compare, for each shape, a prompt in one piece, in chunks and token by token; with its own tile and decode's."""
     rows = []
     dtype = torch.float32 if machine.rehearsal else torch.bfloat16
-    cases = {"4/2 heads of 16": (Heads(4, 2, 16), AttentionKind(0.25, 9, 3.0))} if machine.rehearsal else HEADS
+    cases = {"4/2 heads of 16": (Heads(4, 2, 16), AttentionKind(0.25, 9, 3.0, True))} if machine.rehearsal else HEADS
     for name, (heads, kind) in cases.items():
         for what, tiles in (("own tile", machine.tiles), ("decode's tile", shared_tile(machine.tiles))):
             alike = attention_is_invariant(kind, heads, 16, machine.device, tiles, dtype)

@@ -20,6 +20,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     GlmConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MinistralConfig,
@@ -190,12 +191,19 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=48, num_experts=7, num_experts_per_tok=6, num_attention_heads=4,
         num_key_value_heads=2, norm_topk_prob=True,
     ),
+    # sinks, a window in the first layer, biases everywhere, a limit that many gates reach; as in qwen2-moe, an expert
+    # that is not chosen has a small weight anyway
+    "gpt-oss": lambda: GptOssConfig(
+        **_SHARED, intermediate_size=64, num_local_experts=5, num_experts_per_tok=4, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=32, sliding_window=50, swiglu_limit=1.5, pad_token_id=None,
+        rope_parameters={**_YARN, "truncate": False},
+    ),
 }  # fmt: skip
 
 
 FEW = ("qwen3-tied", "qwen3-odd", "llama", "llama-rope3")
 """Checkpoints for tests that are not about families."""
-THOROUGH = ("qwen3-odd", "llama-rope3", "gemma2", "qwen3-moe")
+THOROUGH = ("qwen3-odd", "llama-rope3", "gemma2", "qwen3-moe", "gpt-oss")
 """Checkpoints that together use every operation: long tests use only these, `make test-long` uses all."""
 _SAMPLING = attrs.fields_dict(RowSampling).keys()
 FORMATS: dict[str, dict[str, str]] = {
@@ -246,6 +254,8 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
                 parameter.uniform_(-0.5, 0.5) if name.startswith("gemma") else parameter.uniform_(0.5, 1.5)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(std=0.2)
+            elif parameter.dim() == 1:
+                parameter.normal_(std=2.0)  # sinks, beside scores
             else:
                 parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -27,7 +27,7 @@ from quipu.kernels.triton.configs import HOPPER, Launch
 
 TARGET = GPUTarget("cuda", 90, 32)
 BF16, F32, I32, I64, F64 = "*bf16", "*fp32", "*i32", "*i64", "*fp64"
-NUMBERS = {"eps": "fp32", "scale": "fp32", "soft_cap": "fp32", "cap": "fp32"}
+NUMBERS = dict.fromkeys(("eps", "scale", "soft_cap", "cap", "alpha", "limit"), "fp32")
 SCALARS = {"num_drawn", "num_rows"}
 """Integers that are not multiples of 16 in general; every other integer is a stride."""
 COLUMNS = {
@@ -52,17 +52,18 @@ def attention_cases(
 ) -> list[Case]:
     group = heads // kv_heads
     constants = {
-        "CAPPED": False, "WINDOW": 0, "SLOTS": 16, "KV_HEADS": kv_heads, "GROUP": group, "E": head_dim,
+        "SINKS": False, "CAPPED": False, "WINDOW": 0, "SLOTS": 16, "KV_HEADS": kv_heads, "GROUP": group, "E": head_dim,
         "E_BLOCK": triton.next_power_of_2(head_dim), "KEYS": HOPPER.keys, "CHUNK": HOPPER.chunk, **meaning,
     }  # fmt: skip
     held = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), stored)
     parts = {"weighted_ptr": F32, "highest_ptr": F32, "total_ptr": F32, **held}
     few, many = decode_launch(HOPPER, group), prefill_launch(HOPPER, group, head_dim)
-    sums = {key: constants[key] for key in ("KV_HEADS", "GROUP", "E", "E_BLOCK")}
+    sums = {key: constants[key] for key in ("SINKS", "KV_HEADS", "GROUP", "E", "E_BLOCK")}
 
     def case(what: str, kernel: Any, pointers: dict[str, str], launch: Launch, **more: Any) -> Case:
+        known = {key: value for key, value in constants.items() if key in kernel.arg_names}
         return Case(
-            f"{what} {name}", kernel, pointers, {**constants, "ROWS": launch.rows, **more}, launch.num_warps,
+            f"{what} {name}", kernel, pointers, {**known, "ROWS": launch.rows, **more}, launch.num_warps,
             launch.num_stages,
         )  # fmt: skip
 
@@ -109,7 +110,7 @@ def expert_cases() -> list[Case]:
     """Return cases in the shape of Qwen3-30B-A3B: 128 experts, of which 8 are chosen."""
     tile = {"ROWS": HOPPER.linear.rows, "COLUMNS": HOPPER.columns, "DEPTH": HOPPER.depth, "SLICE": HOPPER.slice}
     pairs = {"matrices_ptr": I64, "order_ptr": I32, "pair_ends_ptr": I32, "tile_ends_ptr": I32}
-    shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "NUM_IN": 2048, "NUM_OUT": 1536}
+    shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "BIASED": True, "NUM_IN": 2048, "NUM_OUT": 1536}
     chosen = {"EXPERTS": 128, "CHOSEN": 8, "CHOSEN_BLOCK": 8, "NORMALISE": True, "BLOCK": 128}
     launch = (HOPPER.linear.num_warps, HOPPER.linear.num_stages)
     return [
@@ -157,6 +158,7 @@ def cases() -> list[Case]:
         *attention_cases("24/8 heads of 96", 24, 8, 96),
         *attention_cases("16/8 heads of 128 in float32", 16, 8, 128, stored=F32),
         *attention_cases("8/4 heads of 256, window, soft cap", 8, 4, 256, CAPPED=True, WINDOW=4096),
+        *attention_cases("64/8 heads of 64, window, sinks", 64, 8, 64, SINKS=True, WINDOW=128),
         rope_case("16/8 heads of 128", 16, 8, 128, 64),
         rope_case("32/8 heads of 128, no norm", 32, 8, 128, 64, NORM=False),
         rope_case("24/8 heads of 128, 96 rotated", 24, 8, 128, 48, NORM=False),
@@ -169,6 +171,7 @@ def cases() -> list[Case]:
         Case("add and norm", activation.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
         Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),
         Case("gelu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": True}),
+        Case("clamped swiglu", activation.clamped_swiglu_kernel, {}, {"WIDTH": 2880, "BLOCK": 1024}),
         Case("add", activation.add_kernel, {}, width),
         Case("soft cap", activation.soft_cap_kernel, {"x_ptr": F32, "out_ptr": F32}, width),
         Case("embed", activation.embed_kernel, {"ids_ptr": I32}, width),

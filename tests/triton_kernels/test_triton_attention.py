@@ -15,7 +15,7 @@ SCALE = 0.3
 
 def plain(
     q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, position: int, *, window: int | None = None,
-    soft_cap: float | None = None,
+    soft_cap: float | None = None, sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return attention of the last tokens of one sequence over dense keys, computed by definition."""
     group = q_NHE.shape[1] // k_NKE.shape[1]
@@ -27,7 +27,10 @@ def plain(
     hidden = key > at
     if window is not None:
         hidden |= key <= at - window
-    return torch.einsum("hnm,mhe->nhe", score.masked_fill(hidden, -torch.inf).softmax(-1), v_NHE)
+    score = score.masked_fill(hidden, -torch.inf)
+    if sinks_H is not None:
+        score = torch.cat([score, sinks_H[:, None, None].expand(-1, len(at), 1)], -1)
+    return torch.einsum("hnm,mhe->nhe", score.softmax(-1)[..., : len(v_NHE)], v_NHE)
 
 
 class Sequence:
@@ -54,7 +57,7 @@ def attend(
     *,
     tiles: Any = SMALL,
     padding: int = 0,
-    **options: float | None,
+    **options: Any,
 ) -> list[torch.Tensor]:
     """Return the attention of each row (sequence, first position, length)."""
     cache = Cache(shape.num_kv_heads, shape.head_dim)
@@ -76,9 +79,10 @@ def attend(
         (Shape(), {"window": 7}),
         (Shape(), {"soft_cap": 2.0}),
         (Shape(num_heads=2), {"window": 20, "soft_cap": 5.0}),
+        (Shape(num_heads=6, head_dim=24), {"window": 7, "sinks_H": torch.tensor([3.0, -2.0, 0.0, 1.0, -30.0, 30.0])}),
     ],
 )
-def test_attention(shape: Shape, options: dict[str, float | None]) -> None:
+def test_attention(shape: Shape, options: dict[str, Any]) -> None:
     """Match plain torch for decoding rows, a prompt and a chunk after a cached prefix, in one pass."""
     rows = [
         (Sequence(38, shape, [3, 9, 1, 4, 22, 6, 7, 8, 5, 11], 1), 37, 1),

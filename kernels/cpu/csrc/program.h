@@ -49,8 +49,8 @@ struct Op {
     int64_t narrow_stride;  // linear: of v, if adapters change the product
     int64_t drawn_columns;  // linear: so many columns, from the first on, are needed for tokens alone whose logits are needed
     float eps;
-    float scale;        // factor of attention scores, or of an embedding
-    float soft_cap;     // c: x becomes c * tanh(x / c); 0: off
+    float scale;        // factor of attention scores, or of an embedding; clamped_swiglu: of the gate in its sigmoid
+    float soft_cap;     // c: x becomes c * tanh(x / c); 0: off. expert_silu_mul: c limits gate and up, else 0
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
     int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither
     int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
@@ -60,7 +60,7 @@ struct Op {
     const float* x;
     const float* z;  // second argument: the summand of linear, the values of write_kv
     const void* weight;
-    const float* bias;
+    const float* bias;  // expert_linear: of each expert in turn; attend: the sink of each query head, or null
     const float* cos;
     const float* sin;
     float* y;
@@ -176,6 +176,7 @@ void route(const Op&, const Pass&, const Worker&);
 void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);
 void expert_silu_mul(const Op&, const Pass&, const Worker&);
+void clamped_swiglu(const Op&, const Pass&, const Worker&);  // a part of expert_silu_mul
 void combine(const Op&, const Pass&, const Worker&);
 void low_rank(const Op&, const Pass&, const Worker&);
 void add_low_rank(const Op&, int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums, int64_t stride);  // a part of linear

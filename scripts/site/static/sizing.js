@@ -25,6 +25,9 @@ const quipuSizing = (() => {
     Exaone4ForCausalLM: { headNorms: true },
     Glm4ForCausalLM: { headDim: 128, bias: true, outBias: () => false, norms: 4 },
     GlmForCausalLM: { headDim: 128, bias: true, outBias: () => false },
+    GptOssForCausalLM: {
+      headDim: 64, bias: true, sinks: true, experts: true, expertFfn: "intermediate_size", expertBias: true,
+    },
     GraniteForCausalLM: { everyHeadItsKv: true },
     MinistralForCausalLM: {},
     Olmo2ForCausalLM: { everyHeadItsKv: true, projectionNorms: true },
@@ -93,6 +96,7 @@ const quipuSizing = (() => {
       norms: family.norms ?? 2,
       headNorms: Boolean(family.headNorms),
       projectionNorms: Boolean(family.projectionNorms),
+      sinks: Boolean(family.sinks), expertBias: Boolean(family.expertBias),
       experts: 0, expertFfn: 0, sharedFfn: 0, isDense: () => true,
     };
     if (family.experts) {
@@ -127,7 +131,9 @@ const quipuSizing = (() => {
     const q = shape.heads * shape.headDim;
     const kv = shape.kvHeads * shape.headDim;
     const vectors = shape.norms * shape.hidden + (shape.qkvBias ? q + 2 * kv : 0) + (shape.oBias ? shape.hidden : 0)
-      + (shape.headNorms ? 2 * shape.headDim : 0) + (shape.projectionNorms ? q + kv : 0);
+      + (shape.headNorms ? 2 * shape.headDim : 0) + (shape.projectionNorms ? q + kv : 0)
+      + (shape.sinks ? shape.heads : 0)
+      + (shape.expertBias ? shape.experts * (1 + 2 * shape.expertFfn + shape.hidden) : 0);
     const attention = linear(q + 2 * kv, shape.hidden) + linear(shape.hidden, q) + 4 * vectors; // held as float32
     const shared = shape.sharedFfn ? matrixBytes(1, shape.hidden, dtype, 0, 1) + mlp(shape.sharedFfn) : 0;
     const experts = matrixBytes(shape.experts, shape.hidden, dtype, 0, 1) + shape.experts * mlp(shape.expertFfn) + shared;

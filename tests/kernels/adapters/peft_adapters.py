@@ -30,7 +30,7 @@ def targets_of(name: str) -> list[str]:
     """Return all modules of a layer that adapters may change, for a checkpoint of `CONFIGS`."""
     if name.startswith("glm"):
         return [*ATTENTION, "gate_up_proj", "down_proj"]
-    return FUSED if name.startswith("phi") else ATTENTION if name in ("qwen3-moe", "olmoe") else SEPARATE
+    return FUSED if name.startswith("phi") else ATTENTION if name in ("qwen3-moe", "olmoe", "gpt-oss") else SEPARATE
 
 
 def wrapped(model_path: Path, dtype: str, **settings: Any) -> Any:

@@ -19,6 +19,7 @@ from quipu.kernels.models.config import DecoderConfig
 from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.models.rope_config import Rope, ShortFactors
+from quipu.kernels.ops import SwigluClamp
 
 
 def sizes(vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, length: int) -> dict[str, Any]:
@@ -45,6 +46,22 @@ PHI4_MINI_SCALING = {"type": "longrope", "long_factor": [2.0] * 48, "short_facto
 OLMO3_YARN = {
     "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
     "original_max_position_embeddings": 8192, "rope_type": "yarn",
+}  # fmt: skip
+GPT_OSS = {
+    "attention_bias": True, "attention_dropout": 0.0, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+    "initial_context_length": 4096, "num_experts_per_tok": 4, "output_router_logits": False,
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-5, "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+    "swiglu_limit": 7.0, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "rope_type": "yarn", "truncate": False,
+    },
 }  # fmt: skip
 THREE_IN_FOUR = ["sliding_attention"] * 3 + ["full_attention"]
 
@@ -184,6 +201,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
         "tie_word_embeddings": False,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"],
+        **sizes(201088, 2880, 2880, 24, 64, 8, 131072), **GPT_OSS, "num_local_experts": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+    },
+    "gpt-oss-120b": {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"],
+        **sizes(201088, 2880, 2880, 36, 64, 8, 131072), **GPT_OSS, "num_local_experts": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+    },
     "Qwen1.5-MoE-A2.7B": {
         "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"],
         **sizes(151936, 2048, 5632, 24, 16, 16, 8192), "decoder_sparse_step": 1, "hidden_act": "silu",
@@ -233,6 +260,10 @@ def test_parsed_values() -> None:
     assert (granite.attention_scale, granite.logits_divisor) == (1 / 64, 8.0)
     assert granite.embed_scale == pytest.approx(54.545454)
     assert granite.rms_norm_eps == pytest.approx(1e-5 / 0.22**2)
+    gpt_oss = parse("gpt-oss-120b")
+    assert (gpt_oss.windows[:2], gpt_oss.has_sinks, gpt_oss.o_bias) == ((128, None), True, True)
+    assert gpt_oss.moe is not None and (gpt_oss.moe.num_experts, gpt_oss.moe.num_chosen) == (128, 4)
+    assert gpt_oss.moe.clamp == SwigluClamp(alpha=1.702, limit=7.0)
     assert (parse("Seed-OSS-36B").qkv_bias, parse("Seed-OSS-36B").o_bias) == (True, False)
 
 

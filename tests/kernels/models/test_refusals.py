@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from quipu.kernels.models.config import DecoderConfig, check_length
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.kernels.models.rope_config import YarnScaling
+from quipu.kernels.ops import SwigluClamp
 from tests.kernels.kernel_checkpoints import CONFIGS
 
 LONG = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "partial_rotary_factor": 0.5}
@@ -124,6 +125,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2-moe", {"shared_expert_intermediate_size": ...}, "shared_expert_intermediate_size is None"),
     ("qwen2-moe", {"num_experts_per_tok": 6}, "num_experts_per_tok is 6"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0"),
+    ("gpt-oss", {"swiglu_limit": None}, "swiglu_alpha and swiglu_limit must be positive numbers, not null"),
+    ("gpt-oss", {"swiglu_alpha": 0}, "swiglu_alpha is 0"),
+    ("gpt-oss", {"num_experts_per_tok": 6}, "num_experts_per_tok is 6"),
+    ("gpt-oss", {"experts_per_token": 2}, "experts_per_token is 2, but num_experts_per_tok 4"),
+    ("gpt-oss", {"initial_context_length": 64}, "initial_context_length is 64, but original_max_position_embeddings"),
+    ("gpt-oss", {"sliding_window": None}, "sliding_window is null"),
+    ("gpt-oss", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ("gpt-oss", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+    ("qwen3-moe", {"swiglu_limit": 7.0}, "swiglu_limit 7.0"),
     ("llama", {"residual_multiplier": 0.2}, "residual_multiplier 0.2"),
     ("llama", {"logits_scaling": 8.0}, "logits_scaling 8.0"),
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder True"),
@@ -203,6 +213,20 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
         "granite",
         {"embedding_multiplier": ..., "residual_multiplier": ..., "logits_scaling": ..., "attention_multiplier": ...},
         lambda c: (c.embed_scale, c.logits_divisor, c.attention_scale, c.rms_norm_eps) == (1.0, 1.0, 1.0, 0.01),
+    ),
+    ("gpt-oss", {"layer_types": ..., "num_hidden_layers": 3}, lambda c: c.windows == (50, None, 50)),
+    ("gpt-oss", {"attention_bias": ...}, lambda c: (c.qkv_bias, c.o_bias) == (True, True)),
+    ("gpt-oss", {"attention_bias": False}, lambda c: (c.qkv_bias, c.o_bias) == (False, False)),
+    ("gpt-oss", {"head_dim": ..., "sliding_window": ...}, lambda c: (c.head_dim, c.windows) == (64, (128, None))),
+    ("gpt-oss", {"swiglu_alpha": ..., "swiglu_limit": ...}, lambda c: _moe(c).clamp == SwigluClamp(1.702, 7.0)),
+    ("gpt-oss", {"num_local_experts": ..., "num_experts": 9}, lambda c: _moe(c).num_experts == 9),
+    (
+        "gpt-oss",
+        {"rope_parameters": ..., "num_experts_per_tok": ...},
+        lambda c: (
+            (c.rope.theta, c.rope.scaling.factor, c.rope.scaling.truncate, _moe(c).num_chosen)
+            == (150_000.0, 32.0, False, 4)
+        ),
     ),
     # training, tokens and the like
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False}, lambda c: True),

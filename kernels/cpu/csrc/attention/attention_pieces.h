@@ -42,12 +42,12 @@ bool is_needed(const Op& op, const Pass& pass, const Piece& piece) {
     return !op.on_logits_rows || piece.continues || any_drawn(pass, piece.first, piece.last);
 }
 
-// Begins a row, or goes on where a piece before has left it.
+// Begins a row, as if it had seen its head's sink, which has no value; or goes on where a piece before has left it.
 void load_state(const Op& op, const Piece& piece, int64_t token, int64_t head, float* results, int64_t width, float* maximum, float* sum) {
     if (!piece.resumes) {
         std::fill_n(results, width, 0.0f);
-        *maximum = -INFINITY;
-        *sum = 0;
+        *maximum = op.bias ? op.bias[head] : -INFINITY;
+        *sum = op.bias ? 1 : 0;
         return;
     }
     const float* state = piece.state(op, token, head);

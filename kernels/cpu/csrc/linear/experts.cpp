@@ -98,6 +98,7 @@ void expert_linear(const Op& op, const Pass& pass, const Worker& worker) {
         its.num_tokens = shared.starts[e + 1] - shared.starts[e];
         if (its.num_tokens == 0) continue;
         one.weight = op.matrices[e];
+        if (op.bias) one.bias = op.bias + e * op.out_width;
         one.x = op.x + shared.starts[e] * op.width;
         one.y = op.y + shared.starts[e] * op.out_width;
         own.counter = shared.counters + e * 8;
@@ -116,7 +117,8 @@ void expert_silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
     one.on_logits_rows = 0;
     one.x_stride = 2 * op.width;
     one.y_stride = op.width;
-    silu_mul(one, all, worker);
+    if (op.soft_cap > 0) clamped_swiglu(one, all, worker);
+    else silu_mul(one, all, worker);
 }
 
 // x: the result of route; z: the experts' sorted rows.

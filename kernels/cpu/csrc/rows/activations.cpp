@@ -1,4 +1,4 @@
-// Element-wise operations other than SiLU: GELU, the gate of a shared expert, and the soft cap.
+// Element-wise operations other than SiLU: GELU, clamped SwiGLU, the gate of a shared expert, and the soft cap.
 //
 // What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that no barrier is
 // needed between them.
@@ -24,6 +24,18 @@ void gelu_mul(const Op& op, const Pass& pass, const Worker& worker) {
         const float *gate = op.x + s.begin * op.x_stride, *up = gate + op.width;
         float* y = op.y + s.begin * op.y_stride;
         each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, gelu_mul(load(gate + i, mask), load(up + i, mask))); });
+    }
+}
+
+// y = clamped_swiglu(first half of the row, second half)
+void clamped_swiglu(const Op& op, const Pass& pass, const Worker& worker) {
+    Vec alpha = splat(op.scale), limit = splat(op.soft_cap);
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float *gate = op.x + s.begin * op.x_stride, *up = gate + op.width;
+        float* y = op.y + s.begin * op.y_stride;
+        each(op.width, [&](int64_t i, Mask mask) {
+            store(y + i, mask, clamped_swiglu(load(gate + i, mask), load(up + i, mask), alpha, limit));
+        });
     }
 }
 

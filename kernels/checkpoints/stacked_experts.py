@@ -1,0 +1,182 @@
+"""Reading the experts of gpt-oss, which a checkpoint stores as one tensor for each kind of matrix of a layer.
+
+`formats.py` calls this. Models see the matrices and biases of each expert by names of their own, as other families
+store them: `experts.3.gate_proj.weight`. Gate and up are interleaved: row 2f of both is row f of the gate. As
+transformers saves them, matrices are `[expert, input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling
+Formats (MX) Specification", 1.0) they are `[expert, output, group, byte]`, with a scale for each group of 32 inputs.
+
+What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two, which int8 codes of half
+steps and a float32 scale represent exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from .files import STORED_DTYPES, MappedFiles, StoredTensor
+from .quantized import QuantizedLayout, QuantizedRows
+from .stored_matrices import StoredMatrix
+
+_GROUP = 32
+_PACKED = _GROUP // 2
+_STEPS = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+"""Twice the number that each e2m1 code stands for; the highest bit is the sign."""
+_NAN_SCALE = 255
+_KINDS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The stored tensors, and the matrices interleaved in each."""
+_BLOCKS, _SCALES = "_blocks", "_scales"
+
+
+@attrs.frozen
+class Slice:
+    """Which rows of an expert's stored ones are a matrix's: `first`, `first + step`, ..."""
+
+    expert: int
+    first: int
+    step: int
+
+    def rows(self, first: int, count: int) -> slice:
+        start = self.first + first * self.step
+        return slice(start, start + count * self.step, self.step)
+
+
+@attrs.frozen
+class StackedMatrix:
+    """Implements `StoredMatrix`: one expert's matrix, stored `[expert, input, output]`."""
+
+    shape: tuple[int, ...]
+    tensor: StoredTensor
+    slice: Slice
+
+    layout = None
+    format = None
+
+    @property
+    def stored(self) -> Sequence[StoredTensor]:
+        return [self.tensor]
+
+    def rows(self, files: MappedFiles, first: int, count: int) -> torch.Tensor:
+        of_expert = math.prod(self.tensor.shape[1:])
+        whole_IO = files.view(self.tensor, self.slice.expert * of_expert, of_expert).view(self.tensor.shape[1:])
+        rows_OI = whole_IO[:, self.slice.rows(first, count)].t().contiguous()
+        if first + count == self.shape[0]:
+            files.drop(self.tensor, self.slice.expert * of_expert, of_expert)
+        return rows_OI
+
+
+@attrs.frozen
+class StackedBias:
+    """Implements `StoredMatrix`: one expert's bias, stored `[expert, output]`."""
+
+    shape: tuple[int, ...]
+    tensor: StoredTensor
+    slice: Slice
+
+    layout = None
+    format = None
+
+    @property
+    def stored(self) -> Sequence[StoredTensor]:
+        return [self.tensor]
+
+    def rows(self, files: MappedFiles, first: int, count: int) -> torch.Tensor:
+        return files.rows(self.tensor, self.slice.expert, 1)[0, self.slice.rows(first, count)]
+
+
+@attrs.frozen
+class Mxfp4Matrix:
+    """Implements `StoredMatrix`: one expert's matrix in MXFP4."""
+
+    shape: tuple[int, ...]
+    blocks: StoredTensor
+    scales: StoredTensor
+    slice: Slice
+
+    layout = QuantizedLayout(8, _GROUP, has_offsets=False)
+    format = "mxfp4"
+
+    @property
+    def stored(self) -> Sequence[StoredTensor]:
+        return [self.blocks, self.scales]
+
+    def rows(self, files: MappedFiles, first: int, count: int) -> QuantizedRows:
+        """Raises ValueError for a scale that is NaN."""
+        packed_OGB = self._rows(files, self.blocks, first, count)
+        codes_OGS = _STEPS[torch.stack([packed_OGB & 15, packed_OGB >> 4], -1).int()]
+        scales_OG = self._rows(files, self.scales, first, count)
+        if bool((scales_OG == _NAN_SCALE).any()):
+            raise ValueError("a scale is not a number")
+        # the exponent's bias is 127, and codes are twice what they stand for
+        powers_OG = torch.ldexp(torch.ones(scales_OG.shape), scales_OG.int() - 128)
+        return QuantizedRows(codes_OGS.view(count, -1), powers_OG)
+
+    def _rows(self, files: MappedFiles, tensor: StoredTensor, first: int, count: int) -> torch.Tensor:
+        rows, width = tensor.shape[1], math.prod(tensor.shape[2:])
+        taken = self.slice.rows(first, count)
+        start, span = self.slice.expert * rows + taken.start, (count - 1) * taken.step + 1
+        read = files.view(tensor, start * width, span * width).view(span, *tensor.shape[2:])
+        if first + count == self.shape[0]:
+            files.drop(tensor, self.slice.expert * rows * width, rows * width)
+        return read[:: taken.step]
+
+
+def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
+    """Return the matrices and biases of stacked experts that are plain numbers, by name; none if there are none.
+
+    Raises ValueError naming a tensor of a wrong shape or dtype.
+    """
+    found: dict[str, StoredMatrix] = {}
+    for name, tensor in stored.items():
+        prefix, is_expert, kind = name.rpartition(".mlp.experts.")
+        kind, is_bias, rest = kind.partition("_bias")
+        if not is_expert or kind not in _KINDS or rest:
+            continue
+        if len(tensor.shape) != (2 if is_bias else 3) or tensor.dtype not in STORED_DTYPES:
+            raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
+        for expert, part, of_part in _slices(tensor, kind, tensor.shape[-1]):
+            shape = (tensor.shape[-1] // of_part.step, *(() if is_bias else (tensor.shape[1],)))
+            reader = StackedBias if is_bias else StackedMatrix
+            matrix = reader(shape, tensor, of_part)
+            found[f"{prefix}.mlp.experts.{expert}.{part}.{'bias' if is_bias else 'weight'}"] = matrix
+    return found
+
+
+def read_mxfp4(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
+    """Return the matrices of experts in MXFP4 by name. Raises ValueError naming what is not supported."""
+    if unknown := sorted(config.keys() - {"quant_method", "modules_to_not_convert", "dequantize"}):
+        raise ValueError(f"config.json: quantization_config.{unknown[0]} is not supported for mxfp4")
+    found: dict[str, StoredMatrix] = {}
+    for name, blocks in stored.items():
+        prefix, is_expert, kind = name.removesuffix(_BLOCKS).rpartition(".mlp.experts.")
+        if not name.endswith(_BLOCKS) or not is_expert or kind not in _KINDS:
+            continue
+        scales = stored.get(name.removesuffix(_BLOCKS) + _SCALES)
+        if scales is None:
+            raise ValueError(f"checkpoint lacks tensor {name.removesuffix(_BLOCKS)}{_SCALES}")
+        if len(blocks.shape) != 4 or blocks.shape[3] != _PACKED or blocks.dtype != "U8":
+            raise ValueError(f"tensor {name} has shape {blocks.shape} of {blocks.dtype}, must be groups of 16 U8")
+        if scales.shape != blocks.shape[:3] or scales.dtype != "U8":
+            raise ValueError(
+                f"tensor {scales.name} has shape {scales.shape} of {scales.dtype}, must be {blocks.shape[:3]} of U8"
+            )
+        for expert, part, of_part in _slices(blocks, kind, blocks.shape[1]):
+            shape = (blocks.shape[1] // of_part.step, blocks.shape[2] * _GROUP)
+            found[f"{prefix}.mlp.experts.{expert}.{part}.weight"] = Mxfp4Matrix(shape, blocks, scales, of_part)
+    return found
+
+
+def _slices(tensor: StoredTensor, kind: str, rows: int) -> list[tuple[int, str, Slice]]:
+    """Return each expert's parts, by name. Raises ValueError for a number of rows that they do not divide."""
+    parts = _KINDS[kind]
+    if rows % len(parts):
+        raise ValueError(f"tensor {tensor.name} has shape {tensor.shape}, must have gate and up of the same size")
+    return [
+        (expert, part, Slice(expert, first, len(parts)))
+        for expert in range(tensor.shape[0])
+        for first, part in enumerate(parts)
+    ]
