@@ -16,7 +16,8 @@ import trio
 import trio.testing
 
 from quipu.actors.accountant.actor import Accountant
-from quipu.actors.accountant.entry_store import Pending, RequestEntries
+from quipu.actors.accountant.entry_store import Pending
+from quipu.actors.accountant.request_entries import RequestEntries
 from quipu.actors.channel import EagerSender
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.detokenizer import Tokens

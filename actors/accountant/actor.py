@@ -43,10 +43,11 @@ from ..messages.detokenizer import Tokens
 from ..request_desk.desk import RequestDesk
 from .account_entries import Estimation
 from .effects import SideEffects
-from .entry_store import AccountantMessage, EntryStore, Pending, RequestEntries, RequestMessage
+from .entry_store import AccountantMessage, EntryStore, Pending
 from .journal import Journal
 from .metrics import Metrics
 from .report_writer import ReportWriter, time_tokens
+from .request_entries import RequestEntries, RequestMessage
 
 log = structlog.get_logger()
 

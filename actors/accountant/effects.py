@@ -27,11 +27,12 @@ from ..messages.usage_record import UsageRecord
 from ..request_desk.desk import RequestDesk
 from .account import Account
 from .applied_effects import CountedPrompt
-from .entry_store import MAX_CRASHES, EntryStore, RequestEntries
+from .entry_store import MAX_CRASHES, EntryStore
 from .explaining import explain_request
 from .journal import Journal
 from .metrics import Metrics
 from .prompt_account import UNATTRIBUTED, PromptAccount, told_by_prompt
+from .request_entries import RequestEntries
 from .watched_prompts import warn_of_no_hits, watch_prompt, watch_upstream_prompt
 
 NO_ROOM = "The usage ledger has no room for another record."

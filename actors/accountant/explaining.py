@@ -28,8 +28,8 @@ from ..messages.tiers import Tier
 from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Admission, Entry, Span
-from .entry_store import RequestEntries
 from .prompt_account import PromptAccount
+from .request_entries import RequestEntries
 from .sequence_account import SequenceAccount
 
 NameOf = Callable[[int], NamedRequest | None]

@@ -15,8 +15,8 @@ from ..messages.block_manager import UNREAD
 from ..messages.counts import Known
 from ..shared.breakpoints import TTL_S
 from .applied_effects import CountedPrompt
-from .entry_store import RequestEntries
 from .prompt_account import PromptAccount
+from .request_entries import RequestEntries
 
 
 def watch_prompt(

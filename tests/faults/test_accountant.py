@@ -17,7 +17,8 @@ import trio
 import trio.testing
 
 from quipu.actors.accountant.actor import Accountant
-from quipu.actors.accountant.entry_store import MAX_CRASHES, Pending, RequestEntries
+from quipu.actors.accountant.entry_store import MAX_CRASHES, Pending
+from quipu.actors.accountant.request_entries import RequestEntries
 from quipu.actors.messages.accountant import OpenAccount
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.messages.usage_record import UsageRecord

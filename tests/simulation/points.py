@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 import attrs
 
-from quipu.actors.accountant.entry_store import AccountantMessage, UpstreamMessage
+from quipu.actors.accountant.entry_store import AccountantMessage
+from quipu.actors.accountant.request_entries import UpstreamMessage
 from quipu.actors.detokenizer.text_store import DetokenizerMessage
 from quipu.actors.engine.scheduler.actor import SchedulerMessage
 from quipu.actors.messages.executor import ExecutorMessage

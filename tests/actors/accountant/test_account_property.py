@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Admission, Ended, Entry, FirstToken, Revision, Span, Written
-from quipu.actors.accountant.entry_store import EntryStore, RequestEntries
+from quipu.actors.accountant.entry_store import EntryStore
+from quipu.actors.accountant.request_entries import RequestEntries
 from quipu.actors.accountant.sequence_account import SequenceAccount
 from quipu.actors.messages.accountant import Completed, OpenAccount, Prompted
 from quipu.actors.messages.outcomes import FinishReason
@@ -113,7 +114,7 @@ def state_of(account: Account) -> object:
         account.problems(),
         sequence.covered.intervals,
         sequence.admissions,
-        account.prompts[0].written.intervals,
+        account.prompts[0].cache_write_tokens,
         account.first_token_at,
     )
 

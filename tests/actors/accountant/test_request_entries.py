@@ -1,0 +1,42 @@
+"""Entries of a request's choices, in the order in which they came."""
+
+from __future__ import annotations
+
+import pytest
+
+from quipu.actors.accountant.account_entries import FirstToken, Written
+from quipu.actors.accountant.entry_store import EntryStore
+from quipu.actors.accountant.request_entries import RequestEntries
+from quipu.actors.messages.accountant import OpenAccount, Prompted
+from quipu.actors.request_desk.mailbox import Mailbox
+from tests.actors.accountant.accounts import admission
+
+
+def two_choices() -> RequestEntries:
+    """Make a request of 14 tokens with two choices, numbered 1 and 2, both admitted."""
+    store = EntryStore()
+    store.open(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
+    store.add_prompts(Prompted("r", (1, 2), (0, 0), (0, 1), (14, 14)))
+    for sequence_id in (1, 2):
+        store.requests["r"].add(sequence_id, admission(1, 0, 0))
+    return store.requests["r"]
+
+
+@pytest.mark.parametrize("writer", [1, 2])
+def test_what_any_choice_has_written_before_the_first_token_counts(writer: int) -> None:
+    """Tokens that a second choice wrote count like those of the first, also in accounts that are made later."""
+    request = two_choices()
+    request.add(writer, Written(0, 12))
+    assert request.account().record(12.0).cache_write_tokens == 12
+    request.add(1, FirstToken(12.0))
+    assert request.account().record(13.0).cache_write_tokens == 12
+
+
+@pytest.mark.parametrize("writer", [1, 2])
+def test_what_is_written_after_the_first_token_does_not_count(writer: int) -> None:
+    """What a client is told at its first token is final, whichever choice writes more."""
+    request = two_choices()
+    request.add(1, Written(0, 8))
+    request.add(1, FirstToken(12.0))
+    request.add(writer, Written(8, 12))
+    assert request.account().record(13.0).cache_write_tokens == 8
