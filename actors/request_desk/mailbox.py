@@ -3,8 +3,12 @@
 The accountant and the detokenizer write, in one event loop; the request's handler reads. `put` never blocks, and any
 number of items costs the reader a single wake-up. The length is bounded by what the request may produce.
 
-What must always hold: items come out in order and once each, also across `attach`; nothing comes out after the first
-`Closed`, final or not.
+With several choices, another choice may be ahead of the first one, whose engine has died before its admission was
+heard. What a client is told of a prompt is the admission of its first choice, so the others' text waits for it.
+
+What must always hold: items come out once each and, of a choice, in order, also across `attach`; no text comes out
+before its prompt's numbers, unless the request ends without them; nothing comes out after the first `Closed`, final or
+not.
 """
 
 from __future__ import annotations
@@ -14,14 +18,17 @@ from collections.abc import Callable
 import trio
 
 from ..messages.handler import Closed, OutletEvent
+from .early_text import EarlyText
 
 
 class Mailbox:
     """A single-reader queue of outlet events that wakes its reader once for all waiting items."""
 
-    __slots__ = ("_consume", "_is_answered", "_items", "_on_closed", "_task", "closed")
+    __slots__ = ("_consume", "_early", "_is_answered", "_items", "_on_closed", "_task", "closed")
 
-    def __init__(self) -> None:
+    def __init__(self, early: EarlyText | None = None) -> None:
+        """`early` holds text back that is ahead of its prompt's numbers. None: none can be."""
+        self._early = early
         self._items: list[OutletEvent] = []
         self._task: trio.lowlevel.Task | None = None
         self._consume: Callable[[list[OutletEvent]], None] | None = None
@@ -31,6 +38,15 @@ class Mailbox:
         self.closed: Closed | None = None
 
     def put(self, event: OutletEvent, /) -> None:
+        if self._early is None:
+            self._put(event)
+            return
+        for each in self._early.let_through(event):
+            self._put(each)
+        if self._early.is_over:
+            self._early = None
+
+    def _put(self, event: OutletEvent) -> None:
         closed = event if isinstance(event, Closed) else None
         is_final = closed is not None and closed.is_final
         if is_final:

@@ -17,6 +17,7 @@ from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.scheduler import Submit
 from ..messages.tokenizer import Encode
 from ..messages.upstream import Forward, ForwardOutlet
+from .early_text import EarlyText
 from .interface import Forwarding
 from .mailbox import Mailbox
 
@@ -45,7 +46,7 @@ class OpenRequest:
     """Digest of its adapter."""
     is_batch: bool = False
     """It is a line of a batch, which is run again if the server does not complete it."""
-    mailbox: Mailbox = attrs.field(factory=Mailbox)
+    mailbox: Mailbox = attrs.Factory(lambda opened: _mailbox_for(opened.message), takes_self=True)
     submitted_ids: list[int] = attrs.field(factory=list)
     group_id: int = 0
     """The last group of sequences that was begun: all of them, or those of one prompt (`Submit`)."""
@@ -123,6 +124,12 @@ class OpenRequest:
         calls, self._on_encoded = self._on_encoded, []
         for call in calls:
             call()
+
+
+def _mailbox_for(message: Encode | Forward | None) -> Mailbox:
+    if not isinstance(message, Encode) or message.num_choices == 1:
+        return Mailbox()
+    return Mailbox(EarlyText(len(message.prompts), message.num_choices))
 
 
 class PromptSlot:
