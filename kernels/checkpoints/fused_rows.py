@@ -16,14 +16,18 @@ from .quantized import QuantizedLayout, QuantizedRows
 
 
 def common_layout(layouts: Sequence[QuantizedLayout | None]) -> QuantizedLayout | None:
-    """Return the narrowest layout that represents all of these exactly; None if one of the parts is plain."""
+    """Return the narrowest layout that represents all of these exactly; None if one of the parts is plain.
+
+    Parts of which only some are e2m1 numbers are as good as plain.
+    """
     quantized = [layout for layout in layouts if layout is not None]
-    if not quantized or len(quantized) < len(layouts):
+    if not quantized or len(quantized) < len(layouts) or len({layout.is_e2m1 for layout in quantized}) > 1:
         return None
     return QuantizedLayout(
         bits=max(layout.bits for layout in quantized),
         group_size=math.gcd(*(layout.group_size for layout in quantized)),
         has_offsets=any(layout.has_offsets for layout in quantized),
+        is_e2m1=quantized[0].is_e2m1,
     )
 
 
@@ -39,6 +43,7 @@ def concatenate(pieces: list[QuantizedRows], layout: QuantizedLayout) -> Quantiz
         scales_OG=torch.cat([_spread(piece.scales_OG, piece, layout) for piece in pieces]),
         zeros_OG=_joined(pieces, layout, lambda piece: piece.zeros_OG, torch.int8),
         offsets_OG=_joined(pieces, layout, lambda piece: piece.offsets_OG, torch.float32),
+        is_e2m1=layout.is_e2m1,
     )
 
 

@@ -21,6 +21,13 @@ class QuantizedLayout:
     """Consecutive inputs of a row that share a scale; the width of a row if all of it shares one."""
     has_offsets: bool
     """Whether groups have a zero point or an offset beside the scale."""
+    is_e2m1: bool = False
+    """Whether codes are e2m1 numbers of 4 bits, not integers."""
+
+    @property
+    def widened(self) -> QuantizedLayout:
+        """The layout of the same matrix with integers."""
+        return attrs.evolve(self, bits=8, is_e2m1=False) if self.is_e2m1 else self
 
 
 @attrs.frozen(eq=False)
@@ -28,20 +35,30 @@ class QuantizedRows:
     """Rows of a quantized matrix. I inputs in G groups, O rows."""
 
     codes_OI: torch.Tensor
-    """int8: -8 to 7 if they have 4 bits, else -128 to 127."""
+    """int8: -8 to 7 if they have 4 bits, else -128 to 127; of e2m1 numbers the bits, 0 to 15."""
     scales_OG: torch.Tensor
     """float32."""
     zeros_OG: torch.Tensor | None = None
     """int8: the code that stands for `offset`; None: 0 everywhere."""
     offsets_OG: torch.Tensor | None = None
     """float32; None: 0 everywhere."""
+    is_e2m1: bool = False
+    """As in the layout; such rows have neither zeros nor offsets."""
 
     @property
     def group_size(self) -> int:
         return self.codes_OI.shape[1] // self.scales_OG.shape[1]
 
+    def widened(self) -> QuantizedRows:
+        """Return the same rows with integers: twice the e2m1 numbers, and half the scales."""
+        if not self.is_e2m1:
+            return self
+        return QuantizedRows(_HALVES[self.codes_OI.int()], self.scales_OG / 2)
+
     def dequantized(self) -> torch.Tensor:
         """Return the rows in float32: w_OI."""
+        if self.is_e2m1:
+            return self.widened().dequantized()
         codes_OGS = self.codes_OI.view(*self.scales_OG.shape, self.group_size).float()
         if self.zeros_OG is not None:
             codes_OGS = codes_OGS - self.zeros_OG.float().unsqueeze(2)
@@ -49,6 +66,10 @@ class QuantizedRows:
         if self.offsets_OG is not None:
             weights_OGS = weights_OGS + self.offsets_OG.unsqueeze(2)
         return weights_OGS.view(self.codes_OI.shape)
+
+
+_HALVES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+"""Twice the number that each e2m1 code stands for; the highest of its four bits is the sign."""
 
 
 def quantize(

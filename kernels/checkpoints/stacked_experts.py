@@ -5,8 +5,7 @@ store them: `experts.3.gate_proj.weight`. Gate and up are interleaved: row 2f of
 transformers saves them, matrices are `[expert, input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling
 Formats (MX) Specification", 1.0) they are `[expert, output, group, byte]`, with a scale for each group of 32 inputs.
 
-What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two, which int8 codes of half
-steps and a float32 scale represent exactly.
+What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from .stored_matrices import StoredMatrix
 
 _GROUP = 32
 _PACKED = _GROUP // 2
-_STEPS = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-"""Twice the number that each e2m1 code stands for; the highest bit is the sign."""
-_NAN_SCALE = 255
+_BIAS, _NAN = 127, 255
+"""Of the scales, which are exponents of two."""
 _KINDS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The stored tensors, and the matrices interleaved in each."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -97,7 +95,7 @@ class Mxfp4Matrix:
     scales: StoredTensor
     slice: Slice
 
-    layout = QuantizedLayout(8, _GROUP, has_offsets=False)
+    layout = QuantizedLayout(4, _GROUP, has_offsets=False, is_e2m1=True)
     format = "mxfp4"
 
     @property
@@ -107,13 +105,12 @@ class Mxfp4Matrix:
     def rows(self, files: MappedFiles, first: int, count: int) -> QuantizedRows:
         """Raises ValueError for a scale that is NaN."""
         packed_OGB = self._rows(files, self.blocks, first, count)
-        codes_OGS = _STEPS[torch.stack([packed_OGB & 15, packed_OGB >> 4], -1).int()]
+        codes_OGB2 = torch.stack([packed_OGB & 15, packed_OGB >> 4], -1)
         scales_OG = self._rows(files, self.scales, first, count)
-        if bool((scales_OG == _NAN_SCALE).any()):
+        if bool((scales_OG == _NAN).any()):
             raise ValueError("a scale is not a number")
-        # the exponent's bias is 127, and codes are twice what they stand for
-        powers_OG = torch.ldexp(torch.ones(scales_OG.shape), scales_OG.int() - 128)
-        return QuantizedRows(codes_OGS.view(count, -1), powers_OG)
+        powers_OG = torch.ldexp(torch.ones(scales_OG.shape), scales_OG.int() - _BIAS)
+        return QuantizedRows(codes_OGB2.view(count, -1).to(torch.int8), powers_OG, is_e2m1=True)
 
     def _rows(self, files: MappedFiles, tensor: StoredTensor, first: int, count: int) -> torch.Tensor:
         rows, width = tensor.shape[1], math.prod(tensor.shape[2:])

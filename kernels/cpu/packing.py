@@ -91,10 +91,12 @@ class PackedWeights:
     ) -> PackedQuantized:
         # the head's products are the logits themselves, and take little time for one row
         byte_products = self._byte_products and is_linear(parts[0][0])
+        if byte_products:
+            layout = layout.widened  # the only kernels for e2m1 numbers take activations as they are
         packer = QuantizedPacker(layout, rows, width, byte_products=byte_products, library=self._library)
         first = 0
         for piece in self._source.quantized_pieces(parts, multiple=PANEL):
-            packer.add(first, piece)
+            packer.add(first, piece.widened() if byte_products else piece)
             first += len(piece.codes_OI)
         return packer.packed()
 

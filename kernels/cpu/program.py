@@ -59,7 +59,7 @@ class QuantizedMatrix(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("width", "group_size", "num_groups")),
-        *((name, ctypes.c_int32) for name in ("bits", "halves", "byte_products", "has_lowest")),
+        *((name, ctypes.c_int32) for name in ("bits", "halves", "byte_products", "has_lowest", "e2m1")),
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "offsets")),
     )
 

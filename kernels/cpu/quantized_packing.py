@@ -85,6 +85,7 @@ class QuantizedPacker:
             num_groups=self._num_groups,
             bits=layout.bits,
             byte_products=byte_products,
+            e2m1=layout.is_e2m1,
             codes=self._codes.data_ptr(),
         )
 
@@ -122,7 +123,7 @@ def pack_quantized(rows: QuantizedRows, bits: int, library: ctypes.CDLL, *, byte
     """Pack a whole matrix."""
     count, width = rows.codes_OI.shape
     has_offsets = rows.zeros_OG is not None or rows.offsets_OG is not None
-    layout = QuantizedLayout(bits, rows.group_size, has_offsets)
+    layout = QuantizedLayout(bits, rows.group_size, has_offsets, rows.is_e2m1)
     packer = QuantizedPacker(layout, count, width, byte_products=byte_products, library=library)
     packer.add(0, rows)
     return packer.packed()

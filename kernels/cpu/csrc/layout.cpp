@@ -39,7 +39,7 @@ static const Field kPass[] = {
 
 static const Field kMatrix[] = {
     MATRIX(width), MATRIX(group_size), MATRIX(num_groups), MATRIX(bits), MATRIX(halves), MATRIX(byte_products),
-    MATRIX(has_lowest), MATRIX(codes), MATRIX(scales), MATRIX(offsets), {nullptr, sizeof(QuantizedMatrix), 0},
+    MATRIX(has_lowest), MATRIX(e2m1), MATRIX(codes), MATRIX(scales), MATRIX(offsets), {nullptr, sizeof(QuantizedMatrix), 0},
 };
 
 static const Field kLowRankFields[] = {

@@ -74,9 +74,10 @@ def test_others_read_the_same(tmp_path: Path, checkpoints: dict[str, Path], name
     assert bool(done.kept) == (name == "qwen3-moe" and form == "int4")
 
 
-def test_our_loader_serves_it(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+def test_our_loader_serves_it(tmp_path: Path, checkpoints: dict[str, Path], name: str) -> None:
     """Serve what was written, in several files, as the numbers that were written, and say what it is made for."""
-    source = write_bfloat16(checkpoints["llama"], tmp_path / "in")
+    source = write_bfloat16(checkpoints[name], tmp_path / "in")
     rewrite(source, read_config(source), tmp_path / "out", "w8a8", max_shard_bytes=30_000)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
     config = read_config(tmp_path / "out")

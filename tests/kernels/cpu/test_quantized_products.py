@@ -31,14 +31,18 @@ class Case:
     group_size: int
     has_offsets: bool = False
     byte_products: bool = False
+    is_e2m1: bool = False
 
     def __str__(self) -> str:
         kind = f"{self.bits} bits, {self.columns} x {self.width}, groups of {self.group_size}"
-        return kind + ", offsets" * self.has_offsets + ", bytes" * self.byte_products
+        return kind + ", offsets" * self.has_offsets + ", bytes" * self.byte_products + ", e2m1" * self.is_e2m1
 
     def rows(self) -> QuantizedRows:
         weight_OI = random(self.columns, self.width, seed=2)
         rows = quantize(weight_OI, QuantizedLayout(self.bits, self.group_size, has_offsets=False))
+        if self.is_e2m1:
+            rows = attrs.evolve(rows, codes_OI=rows.codes_OI & 15, is_e2m1=True)
+            rows.codes_OI[0, :16] = torch.arange(16)
         if not self.has_offsets:
             return rows
         draw = torch.Generator().manual_seed(3)
@@ -56,6 +60,7 @@ SHAPES = [
     (384, 150, 128, False),
 ]
 CASES = [Case(bits, *shape, bytes_) for bits in (8, 4) for shape in SHAPES for bytes_ in (False, True)]
+CASES += [Case(4, 1024, 70, 32, is_e2m1=True), Case(4, 96, 33, 32, is_e2m1=True)]
 
 
 def multiply(

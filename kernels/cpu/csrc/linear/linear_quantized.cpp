@@ -13,12 +13,14 @@ typedef PairProduct Product;
 typedef PairCodes8 Codes8;
 typedef WholePairCodes8 WholeCodes8;
 typedef PairCodes4 Codes4;
+typedef PairCodesE2m1 CodesE2m1;
 typedef bf16 Element;
 #else
 typedef FloatProduct Product;
 typedef FloatCodes8 Codes8;
 typedef FloatCodes8 WholeCodes8;
 typedef FloatCodes4 Codes4;
+typedef FloatCodesE2m1 CodesE2m1;
 typedef float Element;
 #endif
 
@@ -140,10 +142,11 @@ void linear_quantized(const Op& op, const Pass& pass, const Worker& worker) {
     if (m.byte_products) linear_bytes(op, pass, worker);
     else if (m.bits == 8 && m.has_lowest) multiply_of<WholeCodes8>(op, m, pass, worker);
     else if (m.bits == 8) multiply_of<Codes8>(op, m, pass, worker);
+    else if (m.e2m1) multiply_of<CodesE2m1>(op, m, pass, worker);
     else multiply_of<Codes4>(op, m, pass, worker);
 }
 
-// Dequantizes one row of an embedding that is also the head, or that is stored quantized.
+// Dequantizes one row of an embedding that is also the head, or that is stored quantized (never as e2m1).
 void embed_quantized(const Op& op, int64_t id, float* y) {
     const QuantizedMatrix& m = *static_cast<const QuantizedMatrix*>(op.weight);
     int64_t panel = id / kPanel, lane = id % kPanel, half = lane / kLanes;

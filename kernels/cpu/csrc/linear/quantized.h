@@ -16,6 +16,7 @@ struct QuantizedMatrix {
     int32_t halves;      // 1: scales and offsets are float16; 0: float32
     int32_t byte_products;  // 1: activations are rounded to 8 bits (linear_bytes.cpp); 0: they are not (linear_quantized.cpp)
     int32_t has_lowest;  // 1: 8-bit codes include -128
+    int32_t e2m1;        // 1: 4-bit codes are e2m1 numbers: a sign, and the index of 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (no byte products)
     const uint8_t* codes;
     const void* scales;  // [panel][group][kPanel]
     const void* offsets; // the same, or null

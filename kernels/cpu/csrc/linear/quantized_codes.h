@@ -106,12 +106,14 @@ struct WordLoader {
     Ints2 load(const uint8_t* p) const { return {load_ints(p), load_ints(p + 4 * kLanes)}; }
 };
 #ifdef QUIPU_AVX512
-struct FloatCodes4 {
+template <bool kE2m1>
+struct FloatCodes4Of {
     typedef FloatProduct Product;
     typedef Expanded<FloatProduct> Wide;
     static constexpr int kUnits = 8, kBytes = 4 * kLanes;
     struct Loader : WordLoader {
-        Vec table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+        Vec table = kE2m1 ? _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6)
+                          : _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
         // the permutation takes the low four bits of an index
         template <int i>
         void get(const Ints2& raw, Vec& low, Vec& high) const {
@@ -120,6 +122,8 @@ struct FloatCodes4 {
         }
     };
 };
+typedef FloatCodes4Of<false> FloatCodes4;
+typedef FloatCodes4Of<true> FloatCodesE2m1;
 #else
 // AVX2 has no permutation of sixteen lanes, and shifting each code into place would take most of the time. So codes are
 // converted where they are in a word, as `256^j (code + 8)`, and x is divided by 256^j, which is exact from 2^-102 on. Eight
@@ -143,6 +147,23 @@ struct FloatCodes4 {
         template <int i>
         static Vec code(Ints words) {
             return to_float(_mm256_and_si256(i % 2 ? _mm256_srli_epi32(words, 4) : words, splat_int(15 << (i / 2 * 8))));
+        }
+        template <int i>
+        void get(const Ints2& raw, Vec& low, Vec& high) const { low = code<i>(raw.low), high = code<i>(raw.high); }
+    };
+};
+struct FloatCodesE2m1 {
+    typedef FloatProduct Product;
+    typedef Expanded<FloatProduct> Wide;
+    static constexpr int kUnits = 8, kBytes = 4 * kLanes;
+    struct Loader : WordLoader {
+        Vec table = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+        // the permutation takes the low three bits of an index
+        template <int i>
+        Vec code(Ints words) const {
+            Vec size = _mm256_permutevar8x32_ps(table, i ? _mm256_srli_epi32(words, 4 * i) : words);
+            Vec sign = _mm256_castsi256_ps(i < 7 ? _mm256_slli_epi32(words, 28 - 4 * i) : words);
+            return _mm256_or_ps(size, _mm256_and_ps(sign, splat(-0.0f)));
         }
         template <int i>
         void get(const Ints2& raw, Vec& low, Vec& high) const { low = code<i>(raw.low), high = code<i>(raw.high); }
@@ -195,13 +216,14 @@ struct PairCodes8Of {
 };
 typedef PairCodes8Of<false> PairCodes8;
 typedef PairCodes8Of<true> WholePairCodes8;
-struct PairCodes4 {
+template <bool kE2m1>
+struct PairCodes4Of {
     typedef PairProduct Product;
     typedef ExpandedPairs Wide;
     static constexpr int kUnits = 4, kBytes = 4 * kLanes;
     struct Loader : WordLoader {
         // the permutation takes the low five bits of an index: the table is there twice, so that the fifth does not matter
-        Ints table = load_ints(kTable);
+        Ints table = load_ints(kE2m1 ? kE2m1Table : kTable);
         template <int i>
         void get(const Ints2& raw, Ints& low, Ints& high) const {
             low = _mm512_permutexvar_epi16(_mm512_srli_epi32(raw.low, 4 * i), table);
@@ -213,7 +235,13 @@ struct PairCodes4 {
         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
         0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
     };
+    static constexpr bf16 kE2m1Table[32] = {
+        0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0,
+        0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0,
+    };
 };
+typedef PairCodes4Of<false> PairCodes4;
+typedef PairCodes4Of<true> PairCodesE2m1;
 #endif
 
 struct ByteCodes8 {
