@@ -56,6 +56,7 @@ from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.sampler import decided
 from quipu.kernels.load import load_backend
 from quipu.kernels.reference.reference_backend import ReferenceBackend
+from quipu.kernels.transformers_runner.transformers_backend import TransformersBackend
 
 
 def make_backend(setting: Setting, folder: Path) -> Backend:
@@ -77,7 +78,7 @@ def make_backend(setting: Setting, folder: Path) -> Backend:
             kv_cache_dtype=setting.kv_cache_dtype,
         ),
     )
-    if isinstance(backend, CpuBackend | ReferenceBackend):
+    if isinstance(backend, CpuBackend | ReferenceBackend | TransformersBackend):
         backend.cache.fill(0.0)  # rows read a context that nothing has written: whatever the memory held before
     return backend
 
@@ -178,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.execution", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--quick", action="store_true", help="smoke test: a tiny model, one round")
-    parser.add_argument("--executor", choices=["auto", "cpu", "reference"], default="auto")
+    parser.add_argument("--executor", choices=["auto", "cpu", "reference", "transformers"], default="auto")
     parser.add_argument("--layers", type=int, default=28, help="fewer are faster, but give the LM head more weight")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--format", choices=FORMATS, default="bf16", help="of the weights")

@@ -9,6 +9,7 @@ from typing import Any
 
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
     "dtype": "bfloat16",
     "vocab_size": 151_936,
     "hidden_size": 1024,

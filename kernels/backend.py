@@ -40,7 +40,7 @@ class Capabilities:
     """What a backend reports about itself."""
 
     name: str
-    """`cpu`, `triton`, `vllm`, `reference` or `fake`."""
+    """`cpu`, `triton`, `vllm`, `transformers`, `reference` or `fake`."""
     dtype: str
     """Dtype of weights that are not quantized: `bfloat16`, `float16`, `float32`."""
     invariant: bool

@@ -16,12 +16,12 @@ _log = logging.getLogger(__name__)
 
 
 def load_backend(name: str, config: BackendConfig) -> Backend:
-    """Make the backend called `name`: `cpu`, `triton`, `vllm`, `reference` or `fake`.
+    """Make the backend called `name`: `cpu`, `triton`, `vllm`, `transformers`, `reference` or `fake`.
 
     `auto` is `triton` if there is a supported GPU, else `cpu` if it can run here, else `reference`.
 
     Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not match its config,
-    and for `cpu`, `triton` or `vllm` if this machine cannot run it.
+    and for `cpu`, `triton`, `vllm` or `transformers` if this machine cannot run it.
     """
     if name != "vllm":
         _refuse_what_only_vllm_has(name, config)
@@ -29,8 +29,10 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
         from .fake import FakeBackend
 
         return FakeBackend(config)
-    if name not in ("auto", "cpu", "reference", "triton", "vllm"):
-        raise ValueError(f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'vllm', 'reference' or 'fake'")
+    if name not in ("auto", "cpu", "reference", "transformers", "triton", "vllm"):
+        raise ValueError(
+            f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'vllm', 'transformers', 'reference' or 'fake'"
+        )
     # Both are read once, when torch loads OpenMP. With idle threads that spin instead of sleeping, a step of a small
     # model on two cores was sixty times slower beside a busy process; sleeping costs 13 % on an idle machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -42,6 +44,11 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
         from .vllm_runner.vllm_backend import VllmBackend
 
         return VllmBackend(config)
+    if name == "transformers":
+        _refuse_adapters(name, config)
+        from .transformers_runner.transformers_backend import TransformersBackend
+
+        return TransformersBackend(config)
     if name in ("auto", "triton"):
         from .triton.availability import TritonUnavailable, why_unavailable
 
@@ -79,9 +86,10 @@ def _refuse_what_only_vllm_has(name: str, config: BackendConfig) -> None:
         raise ValueError(
             f"--quantization {config.quantization}: the {name} executor has no such method; only --executor vllm does"
         )
-    if config.trust_remote_code:
+    if config.trust_remote_code and name != "transformers":
         raise ValueError(
-            f"--trust-remote-code: the {name} executor runs no code of a checkpoint; only --executor vllm can"
+            f"--trust-remote-code: the {name} executor runs no code of a checkpoint; only --executor vllm and "
+            f"--executor transformers can"
         )
 
 

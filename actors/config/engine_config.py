@@ -91,7 +91,8 @@ class EngineConfig(SpeculativeSettings):
     trust_remote_code: bool = setting(
         False,
         "--trust-remote-code",
-        help="let `--executor vllm` run Python code from the checkpoint's folder, which may do whatever the server may",
+        help="let `--executor vllm` or `transformers` run Python code from the checkpoint's folder, which may do "
+        "whatever the server may",
     )
     block_size: int = setting(
         DEFAULT_BLOCK_SIZE,
@@ -240,10 +241,11 @@ class EngineConfig(SpeculativeSettings):
     executor: str = setting(
         "auto",
         "--executor",
-        choices=("auto", "triton", "cpu", "reference", "vllm", "fake"),
+        choices=("auto", "triton", "cpu", "reference", "vllm", "transformers", "fake"),
         help="`triton`: kernels for NVIDIA GPUs; `cpu`: kernels compiled for this processor; `reference`: plain torch; "
         "`auto`: the first of these that can run the model; `vllm`: the models and kernels of an installed vLLM "
-        "(experimental, docs/operate/executors.md); `fake`: computes nothing",
+        "(experimental, docs/operate/executors.md); `transformers`: nearly every decoder that an installed "
+        "transformers has, more slowly; `fake`: computes nothing",
         group="executor",
     )
     fake_step_seconds: float = setting(0.005, "--fake-step-seconds", group="executor")

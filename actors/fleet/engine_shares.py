@@ -137,7 +137,7 @@ def make_slots(num_engines: int, executor: str, machine: Machine, *, gpus_each: 
     """
     if executor == "fake":
         return (Slot(None, 1, None),) * num_engines  # computes nothing
-    if machine.gpus and (executor in ("triton", "vllm") or (executor == "auto" and machine.has_triton)):
+    if machine.gpus and (executor in ("triton", "vllm", "transformers") or (executor == "auto" and machine.has_triton)):
         num_groups = max(1, len(machine.gpus) // gpus_each)
         groups = [",".join(machine.gpus[index * gpus_each : (index + 1) * gpus_each]) for index in range(num_groups)]
         num_threads = max(1, machine.num_usable_cpus // num_engines)

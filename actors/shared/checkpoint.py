@@ -29,6 +29,8 @@ _ID = re.compile("[0-9]{1,10}")
 _MAX_DEPTH = 100
 """The limit of nesting; three levels are usual."""
 _SHOWN_CHARACTERS = 80
+_OLDER_LENGTH = "n_positions"
+"""What GPT-2 and its like, which other executors than ours serve, have in place of `max_position_embeddings`."""
 _MAX_LISTED = 1000
 """How many files of a folder are searched for a model whose name was misspelled."""
 
@@ -144,7 +146,8 @@ def _context_length(config: dict[str, Any]) -> int:
 
     YaRN extends the trained length, but configs often keep the latter as `max_position_embeddings`.
     """
-    longest = _positive(config, "max_position_embeddings")
+    is_older = _OLDER_LENGTH in config and "max_position_embeddings" not in config
+    longest = _positive(config, _OLDER_LENGTH if is_older else "max_position_embeddings")
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = config.get(name) or {}
     if not isinstance(rope, dict):

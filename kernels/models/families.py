@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -118,6 +119,13 @@ def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Famil
             return FAMILIES[architecture]
     named = ", ".join(architectures) or "config.json names none"
     raise ValueError(
-        f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}; where vLLM is installed, "
-        f"--executor vllm serves most others (docs/operate/executors.md)"
+        f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}; {_others()} "
+        f"(docs/operate/executors.md)"
     )
+
+
+def _others() -> str:
+    """Return what serves other architectures: transformers if it is installed, which is then the shortest way."""
+    if importlib.util.find_spec("transformers") is not None:
+        return "transformers is installed, with which --executor transformers serves most others, more slowly"
+    return "where vLLM or transformers is installed, --executor vllm or --executor transformers serves most others"

@@ -1,7 +1,7 @@
 """Our sampler in the place of that of vLLM's runner V1: draws on the host, from the logits that the runner computes.
 
-`vllm_backend.py` installs one `LogitSampler` and gives it the batch of each pass. Rules, masks, seeds, scores and rows
-with NaN are then those of every other backend: the C++ sampler of the CPU kernels where it runs, else the oracle.
+`vllm_backend.py` installs one `LogitSampler` and gives it the batch of each pass. Tokens are drawn as on other backends
+(`host_sampling.py`).
 
 What must always hold: rows are found by the runner's request ids, in whatever order it has them; a row that draws
 nothing yields no token, so that the runner adds none to its request; the runner's idea of its batch is compared with
@@ -10,23 +10,14 @@ ours before anything is drawn, and a difference ends the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..batch import Drawn, StepBatch
-from ..cpu.build import CannotBuild, load_kernels
-from ..cpu.sampler import draw as draw_natively
-from ..cpu.sampler import draw_bfloat16
-from ..cpu.scores import score as score_natively
-from ..sampling.logprobs import add_scores, score_rows
-from ..sampling.oracle import draw
-from ..step_types import Scores
+from ..host_sampling import host_sampling
+from ..sampling.logprobs import add_scores
 from .followers import Followers
 from .rank_messages import RowsDrawn
 from .runner_checks import check_batch
@@ -34,9 +25,6 @@ from .runner_outputs import output_of_v1
 from .runner_requests import RunnerStep
 from .sampler_frame import PassSampler, not_sampled
 
-Draw = Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]]
-DrawBfloat16 = Callable[[StepBatch, Sequence[int], npt.NDArray[np.uint16], Sequence[int]], list[int | None]]
-Score = Callable[[torch.Tensor, Sequence[int], list[int], list[int]], Scores]
 _SCORED_AT_ONCE = 64
 """Prompt tokens whose logits are held at a time."""
 
@@ -50,32 +38,6 @@ class _Pass:
     drawn: Drawn | None = None
     logits_MV: torch.Tensor = attrs.field(factory=lambda: torch.empty(0, 0))
     """float32, of `drawn.rows`."""
-
-
-@attrs.frozen
-class HostSampling:
-    """How the host draws and scores: in C++ where it runs, else by the oracles, more slowly."""
-
-    draw: Draw
-    score: Score
-    draw_bfloat16: DrawBfloat16 | None
-    """Draws where nothing changes logits, without a copy of them in float32."""
-
-
-def host_sampling(num_threads: int) -> HostSampling:
-    try:
-        library = load_kernels().library
-    except CannotBuild:
-        return HostSampling(draw, score_rows, None)
-
-    def score(logits_MV: torch.Tensor, rows: Sequence[int], target_ids: list[int], num_top: list[int]) -> Scores:
-        return score_natively(library, logits_MV.numpy(), rows, target_ids, num_top, num_threads=num_threads)
-
-    return HostSampling(
-        partial(draw_natively, library, num_threads=num_threads),
-        score,
-        partial(draw_bfloat16, library, num_threads=num_threads),
-    )
 
 
 class LogitSampler(PassSampler[_Pass]):

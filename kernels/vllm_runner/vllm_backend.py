@@ -23,9 +23,10 @@ import torch
 
 from ..backend import BackendConfig, Capabilities, FinishedPass, LaunchedPass
 from ..batch import Drawn, StepBatch
+from ..host_sampling import host_sampling
 from ..step_errors import RunnerDiverged
 from .block_arenas import BlockArenas
-from .logit_sampler import LogitSampler, host_sampling
+from .logit_sampler import LogitSampler
 from .rank_messages import RunPass
 from .runner_requests import RunnerRequests
 from .scheduler_message import Messages

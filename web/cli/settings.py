@@ -119,8 +119,10 @@ def _check_task(arguments: argparse.Namespace, task: Task) -> None:
     """Raises CheckpointError for what only a server that generates can have."""
     if task is Task.GENERATE:
         return
-    if arguments.executor == "vllm":
-        raise CheckpointError(f"--task {task}: the vllm executor makes no embeddings and no scores, only text")
+    if arguments.executor in ("vllm", "transformers"):
+        raise CheckpointError(
+            f"--task {task}: the {arguments.executor} executor makes no embeddings and no scores, only text"
+        )
     if arguments.speculative != "off":
         raise CheckpointError(f"--task {task}: nothing is drafted without outputs: --speculative must be off")
 

@@ -49,6 +49,7 @@ def test_yarn_extends_the_context(tmp_path: Path) -> None:
     assert longest(max_position_embeddings=5000, rope_scaling=yarn) == 5000
     assert longest(max_position_embeddings=1000, rope_scaling={**yarn, "type": "llama3"}) == 1000
     assert longest(max_position_embeddings=1000, rope_scaling=None) == 1000
+    assert longest(n_positions=500) == 500
 
 
 def test_demo_info() -> None:
