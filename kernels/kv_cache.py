@@ -7,6 +7,9 @@ Head-major, because attention reads one head at a time (measured on CPU: 18 GB/s
 In 8 bits a head's part of a block is the slots' int8 elements and after them one float32 scale for each slot, so that
 whatever copies a block copies its scales: `[blocks, kv_heads, bytes]`. An element times its slot's scale is its value.
 
+A model whose keys are latents, of which values are made, too (`models/latent.py`), has one vector for both: then keys
+and values are the same memory.
+
 What must always hold: a slot that no token of the sequence has written never influences a result, whatever it holds,
 NaN included. So the memory is not cleared here.
 """
@@ -49,6 +52,13 @@ class BlockShape:
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    is_latent: bool = False
+    """Whether a token's value is its key, and stored once."""
+
+    @property
+    def num_kinds(self) -> int:
+        """Return 2, for keys and values, or 1."""
+        return 1 if self.is_latent else 2
 
     @property
     def is_scaled(self) -> bool:
@@ -69,7 +79,7 @@ class BlockShape:
     @property
     def num_bytes(self) -> int:
         """Bytes of one block's keys and values in all layers, including scales."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_bytes
+        return self.num_kinds * self.num_layers * self.num_kv_heads * self.head_bytes
 
 
 @attrs.frozen
@@ -96,14 +106,14 @@ class KVCache:
         self.is_scaled = block.is_scaled
         self._block = block
         part = (block.head_bytes,) if block.is_scaled else (block.block_size, block.head_dim)
-        shape = (block.num_layers, 2, num_blocks, block.num_kv_heads, *part)
+        shape = (block.num_layers, block.num_kinds, num_blocks, block.num_kv_heads, *part)
         self.shared = share_memory(num_blocks * block.num_bytes) if is_shared else None
         if self.shared is None:
             self._all_L2BKx = torch.empty(shape, dtype=block.dtype, device=device)
         else:
             self._all_L2BKx = torch.frombuffer(self.shared.memory, dtype=block.dtype).view(shape)
         self._bytes_L2Bx = self._all_L2BKx.view(torch.uint8).flatten(3)
-        self._layers = [(layer[0], layer[1]) for layer in self._all_L2BKx]
+        self._layers = [(layer[0], layer[-1]) for layer in self._all_L2BKx]
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `(k_BKSE, v_BKSE)` of a layer, writable; in 8 bits `(k_BKx, v_BKx)`, the bytes of each head's part."""
@@ -114,8 +124,8 @@ class KVCache:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Keys of the first layer, values of the first layer, and so on."""
-        return [tensor for layer in self._layers for tensor in layer]
+        """Keys of the first layer, values of the first layer (unless they are the keys), and so on."""
+        return [tensor for layer in self._layers for tensor in layer[: self._block.num_kinds]]
 
     def scaled(self, layer: int) -> tuple[ScaledSlots, ScaledSlots]:
         """Return the keys and values of a layer in 8 bits, writable, in rows: not as the CPU kernels keep keys."""
@@ -159,8 +169,9 @@ class KVCache:
         mine_L2Bx = self._bytes_L2Bx.numpy()
         if rest or not (_are_within(num_blocks, sources) and _are_within(mine_L2Bx.shape[2], targets)):
             raise ValueError(f"{cache.nbytes} bytes have no such blocks of {self._block.num_bytes}")
-        theirs_L2Bx = np.frombuffer(cache, np.uint8).reshape(self._block.num_layers, 2, num_blocks, -1)
-        num_rows, part_bytes = 2 * self._block.num_layers, mine_L2Bx.shape[3]
+        num_layers, num_kinds = self._block.num_layers, self._block.num_kinds
+        theirs_L2Bx = np.frombuffer(cache, np.uint8).reshape(num_layers, num_kinds, num_blocks, -1)
+        num_rows, part_bytes = num_kinds * num_layers, mine_L2Bx.shape[3]
         for source, target, count in _runs(sources, targets):
             to_x, from_x = mine_L2Bx[0, 0, target], theirs_L2Bx[0, 0, source]
             strides = (mine_L2Bx.strides[1], theirs_L2Bx.strides[1])
@@ -170,7 +181,7 @@ class KVCache:
         """Return the host's memory of each block, `[layers, 2, bytes]`: for a cache on a device as tensors."""
         if memory.nbytes != len(blocks) * self._block.num_bytes:
             raise ValueError(f"{memory.nbytes} bytes for {len(blocks)} blocks of {self._block.num_bytes}")
-        shape = (len(blocks), self._block.num_layers, 2, -1)
+        shape = (len(blocks), self._block.num_layers, self._block.num_kinds, -1)
         if self._bytes_L2Bx.is_cpu:
             return np.frombuffer(memory, np.uint8).reshape(shape)
         return torch.frombuffer(memory, dtype=torch.uint8).view(shape)

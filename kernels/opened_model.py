@@ -36,8 +36,16 @@ class OpenedModel:
         model = self._family.build(self.config, weights, self._num_positions)
         # a tied head may be stored nevertheless; it equals the embedding
         ignored = {"lm_head.weight"} if self.config.tie_word_embeddings else set[str]()
-        weights.check_all_used(ignore=frozenset(ignored | {SCORE_WEIGHT} if self._headless else ignored))
+        if self._headless:
+            ignored |= {SCORE_WEIGHT}
+        weights.check_all_used(ignore=frozenset(ignored | self._ignored_layers()))
         return Headless(model) if self._headless else model
+
+    def _ignored_layers(self) -> set[str]:
+        """Return the tensors of layers that are not read."""
+        first, count = self.config.num_layers, self.config.num_ignored_layers
+        prefixes = tuple(f"model.layers.{index}." for index in range(first, first + count))
+        return self.source.names_within(prefixes)
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype) -> BlockShape:
         config = self.config
@@ -47,6 +55,7 @@ class OpenedModel:
             block_size=block_size,
             head_dim=config.head_dim,
             dtype=kv_dtype,
+            is_latent=config.latent is not None,
         )
 
 

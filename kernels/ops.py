@@ -61,6 +61,22 @@ class ExpertBiases:
 
 
 @attrs.frozen(eq=False)
+class Choice:
+    """How a router chooses experts, where it differs from the largest scores and their softmax (DeepSeek)."""
+
+    is_sigmoid: bool = False
+    """Whether the sigmoids of scores are weights, else their softmax over all experts."""
+    bias_X: torch.Tensor | None = None
+    """Added to weights where experts are chosen, in float32, but not to the weights of those chosen."""
+    num_groups: int = 1
+    """Groups of as many experts..."""
+    num_chosen_groups: int = 1
+    """...of which so many may be chosen from: those with the largest weight, or sum of two sigmoids with their bias."""
+    factor: float = 1.0
+    """Of the weights of those chosen."""
+
+
+@attrs.frozen(eq=False)
 class Experts:
     """The MLPs of a mixture of experts: one matrix of each kind per expert, as `Weights` returned them."""
 
@@ -70,6 +86,7 @@ class Experts:
     """Experts per token."""
     normalise: bool
     """Whether the weights of the chosen experts are normalised to sum to 1."""
+    choice: Choice = Choice()
     biases: ExpertBiases | None = None
     clamp: SwigluClamp | None = None
     """None: the activation is SiLU."""
@@ -98,6 +115,20 @@ class Ops(Protocol):
         """
         ...
 
+    def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Apply RMSNorm to the first elements of each row, as many as `weight` has; move the others before them: y_NI.
+
+        This is a key of latent attention (DeepSeek-AI, arXiv:2405.04434): what is to be rotated, and the latent.
+        """
+        ...
+
+    def linear_heads(self, x_NHE: torch.Tensor, weights_OI: list[torch.Tensor], *, first: int = 0) -> torch.Tensor:
+        """Multiply I elements of each head, from `first` on, with its own matrix; move those after them before: y_NHO.
+
+        The moved elements and the O of the product are a head of the result.
+        """
+        ...
+
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
         """Apply rotary embedding (Su et al., arXiv:2104.09864) to pairs of elements, as the table says.
 
@@ -106,7 +137,10 @@ class Ops(Protocol):
         ...
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
-        """Write this pass's keys and values to the cache by the block tables."""
+        """Write this pass's keys and values to the cache by the block tables.
+
+        If the cache has one vector for both (`BlockShape.is_latent`), `v_NKE` is `k_NKE`.
+        """
         ...
 
     def attend(

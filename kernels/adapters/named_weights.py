@@ -14,10 +14,11 @@ from collections.abc import Mapping
 import attrs
 import torch
 
+from ..checkpoints.row_slices import whole_name
 from ..checkpoints.weights import Shape, Weights
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
-_SCORES = (".mlp.gate", ".mlp.router", ".mlp.shared_expert_gate")
+_FIXED = (".mlp.gate", ".mlp.router", ".mlp.shared_expert_gate", ".self_attn.kv_b_proj")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
@@ -38,7 +39,8 @@ class NamedWeights:
         self.linear: dict[str, Shape] = {}
         """The shape of every module that adapters may change, by name."""
         self.others: set[str] = set()
-        """Modules with a matrix that adapters may not change: the embedding, experts and routers."""
+        """Modules with a matrix that adapters may not change: the embedding, experts, routers, and what makes
+        keys and values of latents."""
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         return self.fused([(name, shape)])
@@ -46,8 +48,8 @@ class NamedWeights:
     def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
         whole = self._source.fused(parts)
         if len(parts[0][1]) == 2:
-            named = [(name.removesuffix(".weight"), shape) for name, shape in parts]
-            if any(_EXPERT.search(name) or name.endswith(_SCORES) for name, _ in named):
+            named = [(whole_name(name).removesuffix(".weight"), shape) for name, shape in parts]
+            if any(_EXPERT.search(name) or name.endswith(_FIXED) for name, _ in named):
                 self.others.update(name for name, _ in named)
                 return whole
             if named[0][0] == _EMBEDDING:

@@ -30,6 +30,8 @@ from .weights import QUANTIZED_PIECE, open_source
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 """Files that hold weights, and are not copied; nor are their indexes."""
+_NEVER = (r"re:.*\.mlp\.(shared_expert_)?gate$", r"re:.*\.kv_b_proj$")
+"""Modules that are never quantized, as readers of the format take them."""
 
 
 @attrs.frozen
@@ -109,7 +111,7 @@ def _describe(form: str, quantization: Quantization, kept: tuple[str, ...]) -> d
         "format": stored,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head", r"re:.*\.mlp\.(shared_expert_)?gate$", *(name.removesuffix(".weight") for name in kept)],
+        "ignore": ["lm_head", *_NEVER, *(name.removesuffix(".weight") for name in kept)],
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }

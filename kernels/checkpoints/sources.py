@@ -24,6 +24,14 @@ from .stored_matrices import StoredMatrix, layout_name
 Shape = tuple[int, ...]
 
 
+def is_exact(name: str) -> bool:
+    """Return whether a tensor is held in float32, not rounded to the model's dtype.
+
+    DeepSeek's biases of experts are larger than what they are added to: rounded to bfloat16, they choose other experts.
+    """
+    return name.endswith(".e_score_correction_bias")
+
+
 class Source(Protocol):
     """Elements of tensors by name."""
 
@@ -98,7 +106,8 @@ class StoredSource:
             read, shape = self._files.view(tensor, first, count), tensor.shape
         else:
             read, shape = self._decode(name, matrix, first, count), matrix.shape
-        rounded = out if out.dtype == self._dtype else self._rounded.take(count, self._dtype)
+        is_final = out.dtype == self._dtype or is_exact(name)
+        rounded = out if is_final else self._rounded.take(count, self._dtype)
         rounded.copy_(read)
         if not is_finite(rounded, self._bits):
             at = int(rounded.isfinite().logical_not().nonzero()[0])

@@ -28,8 +28,9 @@ from .gguf_folder import find_linked
 from .gguf_tensors import open_gguf
 from .quantized import QuantizedLayout, QuantizedRows
 from .quantizing import Quantization, QuantizingSource, is_linear
+from .row_slices import SlicingSource
 from .scratch import Scratch
-from .sources import Shape, Source, StoredSource, unsupported_dtype
+from .sources import Shape, Source, StoredSource, is_exact, unsupported_dtype
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def open_source(
     source: Source = StoredSource(stored, rounded, matrices.by_name)
     if wanted is not None:
         source = QuantizingSource(source, wanted, rounded)
-    return source, rounded, matrices.activations
+    return SlicingSource(source, rounded), rounded, matrices.activations
 
 
 def _find_stored(model_path: Path) -> tuple[dict[str, StoredTensor], Matrices]:
@@ -160,9 +161,10 @@ class PieceByPiece:
 
     def fused(self, parts: list[tuple[str, Shape]]) -> torch.Tensor:
         rows = self._check(parts)
-        whole = torch.empty((rows, *parts[0][1][1:]), dtype=self.held_in)
+        dtype = torch.float32 if is_exact(parts[0][0]) else self.held_in
+        whole = torch.empty((rows, *parts[0][1][1:]), dtype=dtype)
         width = math.prod(whole.shape[1:])
-        step = max(1, PIECE_BYTES // max(1, width * self.held_in.itemsize))
+        step = max(1, PIECE_BYTES // max(1, width * dtype.itemsize))
         for first in range(0, rows, step):
             self._fill(parts, first, whole[first : first + step].view(-1), width)
         self.num_bytes += whole.nbytes
@@ -208,6 +210,10 @@ class PieceByPiece:
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore)
         self._pieces = Scratch()
+
+    def names_within(self, prefixes: tuple[str, ...]) -> set[str]:
+        """Return the names of tensors that begin with one of these; none, if names are not known in advance."""
+        return {name for name in self._source.shapes if name.startswith(prefixes)}
 
     @property
     def expected_bytes(self) -> int:

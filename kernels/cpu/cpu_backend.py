@@ -37,7 +37,7 @@ from .packing import PackedWeights
 from .profiled_program import each_kernel_once, touch
 from .program import STORED, STORED_KV, Bounds, Pass, check_layout
 from .recorded import Program
-from .recorder import record
+from .recording import record
 from .sampler import draw
 from .scores import score
 

@@ -7,7 +7,7 @@
     rms_norm, rope, rms_norm, rope,
     write_kv, attend                              attention norms, rotates and writes keys itself (norms are optional)
 
-Each fusion saves a barrier between threads and a value's round trip through memory. `recorder.py` is the only caller.
+Each fusion saves a barrier between threads and a value's round trip through memory. `recording.py` is the only caller.
 
 What must always hold: a value is eliminated only if no other operation reads it; the bits are those of separate calls.
 """

@@ -3,7 +3,7 @@
 A step needs the keys and values of all its tokens, but few logits: for a prompt, only those of the last token. After
 the last attention, no row reads another row's results. So these operations can run on the sampled rows alone, which are
 gathered before them instead of before the head. The last attention does not need the queries of other rows, either. For
-a model of L layers this saves most of 1/L of a prefill. `recorder.py` is the only caller.
+a model of L layers this saves most of 1/L of a prefill. `recording.py` is the only caller.
 
 What must always hold: each operation after the last attention is row-wise; the bits are the same as for all rows.
 """

@@ -1,6 +1,6 @@
 """The kernels' input: a list of operations, and the columns of a pass. The Python side of csrc/program.h.
 
-`recorder.py` makes a program once; `cpu_backend.py` makes a pass for each step and runs both in one call.
+`recording.py` makes a program once; `cpu_backend.py` makes a pass for each step and runs both in one call.
 
 What must always hold: fields have the names and offsets of the C structs (`check_layout` compares them at load); memory
 that a pointer refers to lives as long as the struct that holds the pointer.
@@ -28,8 +28,10 @@ STORED_KV = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
-LOW_RANK, SIGMOID_MUL = 16, 17
-ROW_WISE = frozenset({RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE, SIGMOID_MUL})
+LOW_RANK, SIGMOID_MUL, NORM_LATENT, HEAD_LINEAR = range(16, 20)
+ROW_WISE = frozenset(
+    {RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE, SIGMOID_MUL, NORM_LATENT}
+)
 """Kinds of operations in which each thread reads and writes only its own rows, always the same ones."""
 
 Int64s = npt.NDArray[np.int64]
@@ -42,7 +44,11 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("kind", "on_logits_rows", "stored", "no_barrier")),
         *((name, ctypes.c_int64) for name in ("width", "out_width", "num_heads", "num_kv_heads")),
         *((name, ctypes.c_int64) for name in ("x_stride", "y_stride", "z_stride")),
-        *((name, ctypes.c_int64) for name in ("window", "num_experts", "num_chosen", "narrow_stride", "drawn_columns")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("window", "num_experts", "num_chosen", "num_groups", "num_chosen_groups")
+        ),
+        *((name, ctypes.c_int64) for name in ("first", "num_multiplied", "narrow_stride", "drawn_columns")),
         *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
         *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope", "x_rounded", "y_rounded")),
         ("interleaved", ctypes.c_int32),

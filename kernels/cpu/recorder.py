@@ -1,10 +1,7 @@
-"""Runs a model once and records its operations: the CPU's counterpart of a CUDA graph.
+"""Records the operations of a model: the CPU's counterpart of a CUDA graph.
 
 Models are written in Python, but steps must not run Python. `Recorder` passes small tensors to a model (two rows, whose
-contents are never used) and records the inputs and the output of each call. Then calls that one kernel can do together
-are fused (`fusing.py`), operations that only sampling needs are narrowed to the sampled rows (`narrowing.py`), results
-that only bfloat16 products read are stored as bfloat16 (`rounding.py`), each value gets memory for the maximum number
-of rows, and the calls become a list of C structs, which one library call replays (`layout.py`).
+contents are never used) and records the inputs and the output of each call. `recording.py` makes a program of them.
 
 What must always hold: every value that a model computes comes from a recorded call. A tensor computed by torch does
 not, and using it raises an error at load.
@@ -12,26 +9,19 @@ not, and using it raises an error at load.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..kv_cache import KVCache
-from ..models.families import Model
 from ..ops import Experts, RopeTable
 from . import program
 from .adapted_products import AdaptedProducts
-from .fusing import fuse
-from .layout import compile_op, lay_out, remove_barriers
-from .narrowing import narrowed, through_last_attention
 from .packing import Packed, PackedWeights
-from .program import STORED, STORED_KV, Bounds, Op
-from .recorded import Place, Program, RecordedOp, Values
-from .rounding import store_rounded
+from .program import STORED, STORED_KV, Bounds
+from .recorded import Place, RecordedOp, Values
 
-_ROWS = 2  # with one row, the stride between rows would be undefined
+ROWS = 2  # with one row, the stride between rows would be undefined
 
 
 class Recorder:
@@ -96,6 +86,26 @@ class Recorder:
             num_heads=x[0].numel() // x.shape[-1],
             weight=self._vector(weight),
             eps=eps,
+        )
+
+    def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        width, vector = x_NI.shape[1], self._vector(weight)
+        return self._record(
+            program.NORM_LATENT, x=x_NI, shape=(width,), width=width, out_width=len(weight), weight=vector, eps=eps
+        )
+
+    def linear_heads(self, x_NHE: torch.Tensor, weights_OI: list[torch.Tensor], *, first: int = 0) -> torch.Tensor:
+        (_, num_heads, width), (num_out, num_in) = x_NHE.shape, weights_OI[0].shape
+        return self._record(
+            program.HEAD_LINEAR,
+            x=x_NHE,
+            shape=(num_heads, width - first - num_in + num_out),
+            width=width,
+            out_width=num_out,
+            num_heads=num_heads,
+            first=first,
+            num_multiplied=num_in,
+            also=self._matrices(weights_OI),
         )
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
@@ -171,7 +181,7 @@ class Recorder:
             "num_chosen": chosen,
             "dispatch": self._dispatch_memory(len(experts.down_DF), chosen),
         }
-        routed = self._record(program.ROUTE, x=router_NX, shape=(2 * chosen,), normalise=experts.normalise, **shared)
+        routed = self._route(router_NX, experts, shared)
         dispatched = self._record(program.DISPATCH, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
 
         def multiply(x: torch.Tensor, matrices: list[torch.Tensor], bias_XO: torch.Tensor | None) -> torch.Tensor:
@@ -193,6 +203,21 @@ class Recorder:
         down = multiply(activated, experts.down_DF, None if biases is None else biases.down_XD)
         return self._record(program.COMBINE, x=routed, z=down, shape=(width,), width=width, **shared)
 
+    def _route(self, router_NX: torch.Tensor, experts: Experts, shared: dict[str, Any]) -> torch.Tensor:
+        choice = experts.choice
+        return self._record(
+            program.ROUTE,
+            x=router_NX,
+            shape=(2 * experts.num_chosen,),
+            normalise=experts.normalise,
+            activation=program.SIGMOID_MUL if choice.is_sigmoid else 0,
+            bias=None if choice.bias_X is None else self._vector(choice.bias_X),
+            num_groups=choice.num_groups,
+            num_chosen_groups=choice.num_chosen_groups,
+            scale=choice.factor,
+            **shared,
+        )
+
     def _record(
         self,
         kind: int,
@@ -205,7 +230,7 @@ class Recorder:
         **fields: Any,
     ) -> torch.Tensor:
         """Record a call; return the tensor that represents its result."""
-        result = torch.empty(_ROWS, *shape)
+        result = torch.empty(ROWS, *shape)
         value = self.values.add(result[0].numel(), on_logits_rows=self._head)
         # an empty result (write_kv) has no address, and cannot be used
         if result.numel():
@@ -253,44 +278,3 @@ class Recorder:
     def _layer(self, layer: int) -> dict[str, int]:
         k_BKSE, v_BKSE = self._cache[layer]  # with 8-bit caches, bytes instead of slots
         return {"keys": k_BKSE.data_ptr(), "values": v_BKSE.data_ptr(), "stored": STORED_KV[k_BKSE.dtype]}
-
-
-def record(
-    model: Model,
-    weights: PackedWeights,
-    cache: KVCache,
-    bounds: Bounds,
-    adapters: AdaptedProducts | None = None,
-    shared: Sequence[torch.Tensor] = (),
-) -> Program:
-    """Record the program of a model, for passes within these bounds, or of passes with adapters.
-
-    `shared`: the workspace of another program of this model, which never runs at the same time.
-    """
-    recorder = Recorder(weights, cache, bounds, adapters)
-    x_ND = model.forward(torch.zeros(_ROWS, dtype=torch.int64), recorder)
-    num_trunk = len(recorder.recorded)
-    model.logits(recorder.start_head(x_ND), recorder)
-    trunk, head = fuse(recorder.recorded[:num_trunk]), fuse(recorder.recorded[num_trunk:])
-    keys, logits = through_last_attention(trunk), head[-1].y.value
-    after = trunk[len(keys) :]
-    narrow = narrowed([*after, *head], logits, recorder.values)
-    for part in ([*keys, *narrow], trunk, head):
-        remove_barriers(part)
-    if weights.multiplies_pairs:
-        store_rounded([*keys, *narrow, *trunk, *head], recorder.values)
-    kept = {logits, *head[0].read}  # the head may run again for other tokens
-    memory = lay_out([*keys, *narrow, *after, *head], recorder.values, bounds, kept, shared)
-
-    def array(calls: list[RecordedOp]) -> ctypes.Array[Op]:
-        return (Op * len(calls))(*(compile_op(call, recorder.values.widths, memory) for call in calls))
-
-    return Program(
-        keys=array(keys),
-        draw=array([*keys, *narrow]),
-        trunk=array(trunk),
-        head=array(head),
-        logits_MV=memory[logits][: bounds.num_logits * recorder.values.widths[logits]].view(bounds.num_logits, -1),
-        memory=[*memory.values(), *recorder.memory],
-        workspace=list({id(tensor): tensor for tensor in memory.values()}.values()),
-    )

@@ -2,7 +2,7 @@
 
 Such a product rounds its rows to bfloat16 first (`linear_bf16.cpp`). The result of attention or of an activation
 function is often read by one product alone. Rounded when it is stored, it has half as many bytes, and the product reads
-it unchanged. `recorder.py` is the only caller.
+it unchanged. `recording.py` is the only caller.
 
 What must always hold: a value is stored rounded only if each operation that reads it would round it; the bits of all
 results are those of values stored as float32.

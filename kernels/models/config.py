@@ -16,6 +16,7 @@ from typing import Any, Literal
 import attrs
 
 from ..ops import SwigluClamp
+from .config_parts import ExpertChoice, LatentConfig
 from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
 
@@ -34,7 +35,10 @@ class MoeConfig:
     dense_layers: frozenset[int]
     """Layers with a dense MLP instead of experts."""
     shared_intermediate_size: int | None = None
-    """Of the expert that all tokens have in addition, times the sigmoid of a score of its own; None: there is none."""
+    """Of the expert that all tokens have in addition; None: there is none."""
+    scores_shared: bool = True
+    """Whether that expert's result is multiplied with the sigmoid of a score of its own."""
+    choice: ExpertChoice = attrs.field(factory=ExpertChoice)
     has_biases: bool = False
     """Whether the router and the experts have them."""
     router_name: str = "gate"
@@ -101,6 +105,10 @@ class DecoderConfig:
     """Whether each query head has a sink; see `Ops.attend`."""
     logits_soft_cap: float | None = None
     moe: MoeConfig | None = None
+    latent: LatentConfig | None = None
+    """If attention is over latents; then one key, of `head_dim` elements, is that of all heads, and their value."""
+    num_ignored_layers: int = 0
+    """Layers of the checkpoint, after the last, that are not read."""
 
 
 def read_config(model_path: Path) -> dict[str, Any]:
@@ -246,6 +254,14 @@ def positive(data: dict[str, Any], key: str, *, default: int | None = None) -> i
     if value > _MOST_OF.get(key, value):
         raise ValueError(f"config.json: {key} is {value}, must be at most {_MOST_OF[key]}")
     return value
+
+
+def whole(data: dict[str, Any], key: str) -> int:
+    """Read an integer of at least 0. Raises ValueError naming the entry."""
+    value = data.get(key)
+    if value is None or not is_whole(value) or value < 0:
+        raise ValueError(f"config.json: {key} is {shown(value)}, must be an integer of at least 0")
+    return int(value)
 
 
 def positive_number(data: dict[str, Any], key: str, *, default: float | None) -> float | None:

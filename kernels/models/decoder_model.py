@@ -15,8 +15,9 @@ import attrs
 import torch
 
 from ..checkpoints.weights import Weights
-from ..ops import Experts, Ops, RopeTable
-from .config import DecoderConfig
+from ..ops import Choice, Experts, Ops, RopeTable
+from .config import DecoderConfig, MoeConfig
+from .latent import LatentAttention, attend_latent, read_latent_attention
 from .parts import (
     Attention,
     Mlp,
@@ -32,9 +33,9 @@ from .rope import make_rope_table
 
 @attrs.frozen
 class SharedExpert:
-    """An expert that all tokens have, and the row whose product with a token scores it."""
+    """An expert that all tokens have, and the row whose product with a token scores it; None: it is not scored."""
 
-    score_1D: torch.Tensor
+    score_1D: torch.Tensor | None
     mlp: Mlp
 
 
@@ -63,7 +64,7 @@ class Layer:
     """Weights of one layer, its rotary embedding and its window."""
 
     norms: LayerNorms
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp: Mlp | Mixture
     rope: RopeTable | None
     window: int | None
@@ -96,11 +97,17 @@ class Decoder:
                     for place, name in names
                 }
             ),
-            attention=read_attention(weights, prefix + "self_attn.", c),
+            attention=self._read_attention(weights, prefix + "self_attn."),
             mlp=self._read_mlp(weights, prefix + "mlp.", index),
             rope=None if index in c.unrotated else rope,
             window=window,
         )
+
+    def _read_attention(self, weights: Weights, prefix: str) -> Attention | LatentAttention:
+        c = self.config
+        if c.latent is None:
+            return read_attention(weights, prefix, c)
+        return read_latent_attention(weights, prefix, c, c.latent)
 
     def _read_mlp(self, weights: Weights, prefix: str, index: int) -> Mlp | Mixture:
         c, D, moe = self.config, self.config.hidden_size, self.config.moe
@@ -118,14 +125,24 @@ class Decoder:
                 normalise=moe.normalise,
                 biases=read_expert_biases(weights, *of_experts, moe.num_experts) if biased else None,
                 clamp=moe.clamp,
+                choice=self._read_choice(weights, prefix, moe),
             ),
-            shared=self._read_shared(weights, prefix, moe.shared_intermediate_size),
+            shared=self._read_shared(weights, prefix, moe),
         )
 
-    def _read_shared(self, weights: Weights, prefix: str, F: int | None) -> SharedExpert | None:
+    def _read_choice(self, weights: Weights, prefix: str, moe: MoeConfig) -> Choice:
+        name, bias_X = "e_score_correction_bias", None
+        if moe.choice.is_sigmoid:
+            bias_X = weights.tensor(f"{prefix}gate.{name}", (moe.num_experts,))
+        return Choice(**attrs.asdict(moe.choice), bias_X=bias_X)
+
+    def _read_shared(self, weights: Weights, prefix: str, moe: MoeConfig) -> SharedExpert | None:
+        F = moe.shared_intermediate_size
         if F is None:
             return None
         D = self.config.hidden_size
+        if not moe.scores_shared:
+            return SharedExpert(None, read_mlp(weights, prefix + "shared_experts.", D, F))
         return SharedExpert(
             score_1D=weights.tensor(prefix + "shared_expert_gate.weight", (1, D)),
             mlp=read_mlp(weights, prefix + "shared_expert.", D, F),
@@ -149,6 +166,8 @@ class Decoder:
 
     def _attend(self, index: int, layer: Layer, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         c, attention = self.config, layer.attention
+        if isinstance(attention, LatentAttention):
+            return attend_latent(h_ND, attention, index, self.rope, c, ops)
         q_NHE, k_NKE, v_NKE = project_heads(h_ND, attention, c, ops)
         if layer.rope is not None:
             q_NHE, k_NKE = ops.rope(q_NHE, layer.rope), ops.rope(k_NKE, layer.rope)
@@ -168,7 +187,9 @@ class Decoder:
             y_ND = ops.experts(h_ND, ops.linear(h_ND, mlp.router_XD, mlp.router_bias_X), mlp.experts)
             if (shared := mlp.shared) is None:
                 return y_ND
-            shared_ND = ops.sigmoid_mul(self._run_mlp(shared.mlp, h_ND, ops), ops.linear(h_ND, shared.score_1D))
+            shared_ND = self._run_mlp(shared.mlp, h_ND, ops)
+            if shared.score_1D is not None:
+                shared_ND = ops.sigmoid_mul(shared_ND, ops.linear(h_ND, shared.score_1D))
             return ops.add(y_ND, shared_ND)
         gate_up_N2F = ops.linear(h_ND, mlp.gate_up_OD)
         activated_NF = ops.silu_mul(gate_up_N2F) if self.config.activation == "silu" else ops.gelu_mul(gate_up_N2F)

@@ -13,8 +13,9 @@ from ..checkpoints.weights import Weights
 from ..ops import Ops
 from .config import DecoderConfig
 from .decoder_model import Decoder
+from .deepseek import parse_deepseek_v2, parse_deepseek_v3
 from .gemma import parse_gemma2, parse_gemma3
-from .glm import parse_glm, parse_glm4
+from .glm import parse_glm, parse_glm4, parse_glm4_moe
 from .gpt_oss import parse_gpt_oss
 from .llama import (
     parse_granite,
@@ -75,13 +76,22 @@ _GPT_OSS = (
     "swiglu_alpha swiglu_limit"
 )
 _SMOLLM = f"{_QWEN} no_rope_layers no_rope_layer_interval"
+_LATENT = "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
+_GROUPED = (
+    "n_routed_experts n_shared_experts num_experts_per_tok norm_topk_prob moe_intermediate_size moe_layer_freq "
+    "first_k_dense_replace routed_scaling_factor scoring_func topk_method n_group topk_group"
+)
+_PREDICTED = "num_nextn_predict_layers num_mtp_layers"
 FAMILIES = {
+    "DeepseekV2ForCausalLM": Family(parse_deepseek_v2, f"{_LATENT} {_GROUPED}"),
+    "DeepseekV3ForCausalLM": Family(parse_deepseek_v3, f"{_LATENT} {_GROUPED} {_PREDICTED} rope_interleave"),
     "Exaone4ForCausalLM": Family(parse_exaone4, "sliding_window sliding_window_pattern"),
     "Gemma2ForCausalLM": Family(parse_gemma2, f"{_GEMMA} attn_logit_softcapping", _GELU),
     "Gemma3ForCausalLM": Family(
         parse_gemma3, f"{_GEMMA} sliding_window_pattern _sliding_window_pattern rope_local_base_freq", _GELU
     ),
     "Glm4ForCausalLM": Family(parse_glm4, "attention_bias"),
+    "Glm4MoeForCausalLM": Family(parse_glm4_moe, f"attention_bias use_qk_norm {_GROUPED} {_PREDICTED}"),
     "GlmForCausalLM": Family(parse_glm, "attention_bias"),
     "GptOssForCausalLM": Family(parse_gpt_oss, f"attention_bias sliding_window {_GPT_OSS}"),
     "GraniteForCausalLM": Family(parse_granite, f"attention_bias {_GRANITE}"),

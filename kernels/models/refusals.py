@@ -27,7 +27,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
             compression_config attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias pruned_heads
             per_layer_config block_configs
             use_sliding_window attention_sinks attn_output_gate attn_temperature_tuning alibi clip_qkv kv_lora_rank
-            num_kv_shared_layers attention_out_bias qk_layernorm qk_norm use_qk_norm use_bidirectional_attention
+            q_lora_rank num_kv_shared_layers attention_out_bias qk_layernorm qk_norm use_qk_norm
+            use_bidirectional_attention
             no_rope_layers no_rope_layer_interval rope_interleaved use_mrope
             adapter_config first_k_dense_replace hidden_size_per_layer_input mlp_only_layers n_routed_experts
             num_experts num_experts_per_tok num_local_experts num_nextn_predict_layers parallel_attn
@@ -72,6 +73,7 @@ _NEUTRAL = _words(
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
     _attn_implementation_autoset quantization_config
+    aux_loss_alpha seq_aux ep_size qk_head_dim
     is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker sentence_transformers
     sbert_ce_default_activation_function
     """

@@ -202,11 +202,11 @@ def _parse_yarn(entries: _Entries, width: int) -> YarnScaling:
     factor = entries.number("factor")
     over, under = entries.take("mscale"), entries.take("mscale_all_dim")
     if over and under:
-        usual = _yarn_attention(factor, _number("mscale", over)) / _yarn_attention(
+        usual = yarn_attention(factor, _number("mscale", over)) / yarn_attention(
             factor, _number("mscale_all_dim", under)
         )
     else:
-        usual = _yarn_attention(factor, 1.0)
+        usual = yarn_attention(factor, 1.0)
     truncate = entries.take("truncate")
     return YarnScaling(
         factor=factor,
@@ -218,7 +218,8 @@ def _parse_yarn(entries: _Entries, width: int) -> YarnScaling:
     )
 
 
-def _yarn_attention(factor: float, mscale: float) -> float:
+def yarn_attention(factor: float, mscale: float) -> float:
+    """Return the factor of queries, or of keys, for a context that is `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

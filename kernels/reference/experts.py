@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ops import Experts
+from ..ops import Choice, Experts
 from .rows import ROWS, clamped_swiglu, multiply, round_up, row_by_row, silu_mul
 
 
@@ -39,10 +39,29 @@ def _run(x_MD: torch.Tensor, experts: Experts, expert: int) -> torch.Tensor:
 
 def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights and indexes of each token's experts, by descending weight."""
-    power_NX = row_by_row(torch.exp, router_NX - router_NX.amax(-1, keepdim=True))
-    # chosen by score, not by weight: different scores may have the same exponential
-    order_NX = torch.sort(router_NX, dim=-1, descending=True, stable=True).indices
+    choice = experts.choice
+    if choice.is_sigmoid:
+        power_NX = row_by_row(torch.sigmoid, router_NX)
+        rank_NX = power_NX if choice.bias_X is None else power_NX + choice.bias_X
+    else:
+        power_NX = row_by_row(torch.exp, router_NX - router_NX.amax(-1, keepdim=True))
+        rank_NX = router_NX  # not by weight: different scores may have the same exponential
+    if choice.num_groups > 1:
+        rank_NX = _of_chosen_groups(rank_NX, choice)
+    order_NX = torch.sort(rank_NX, dim=-1, descending=True, stable=True).indices
     chosen_NT = order_NX[:, : experts.num_chosen]
     power_NT = power_NX.gather(1, chosen_NT)
-    total_N1 = (power_NT if experts.normalise else power_NX).sum(-1, keepdim=True)
-    return power_NT / total_N1, chosen_NT
+    if experts.normalise:
+        power_NT = power_NT / power_NT.sum(-1, keepdim=True)
+    elif not choice.is_sigmoid:
+        power_NT = power_NT / power_NX.sum(-1, keepdim=True)
+    return power_NT * choice.factor, chosen_NT
+
+
+def _of_chosen_groups(rank_NX: torch.Tensor, choice: Choice) -> torch.Tensor:
+    """Return the same ranks, and minus infinity for experts of the other groups."""
+    rank_NGX = rank_NX.view(len(rank_NX), choice.num_groups, -1)
+    best_NGX = torch.topk(rank_NGX, 2 if choice.is_sigmoid else 1, dim=-1).values
+    order_NG = torch.sort(best_NGX.sum(-1), dim=-1, descending=True, stable=True).indices
+    others_NG = torch.ones_like(order_NG, dtype=torch.bool).scatter(1, order_NG[:, : choice.num_chosen_groups], False)
+    return rank_NGX.masked_fill(others_NG.unsqueeze(-1), -torch.inf).flatten(1)

@@ -53,6 +53,16 @@ class ReferenceOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
+    def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        width = len(weight)
+        return torch.cat([x_NI[:, width:], self.rms_norm(x_NI[:, :width].contiguous(), weight, eps)], dim=1)
+
+    def linear_heads(self, x_NHE: torch.Tensor, weights_OI: list[torch.Tensor], *, first: int = 0) -> torch.Tensor:
+        last = first + weights_OI[0].shape[1]
+        heads = zip(x_NHE[..., first:last].unbind(1), weights_OI, strict=True)
+        y_NHO = torch.stack([multiply(x_NI.contiguous(), weight_OI) for x_NI, weight_OI in heads], dim=1)
+        return torch.cat([x_NHE[..., last:], y_NHO], dim=-1)
+
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
         if id(table) not in self._cos_sin:
             self._cos_sin[id(table)] = table.at(self._plan.positions_N)
@@ -116,6 +126,10 @@ class EmptyOps(ReferenceOps):
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         return x_NI.new_zeros((x_NI.shape[0], weight_OI.shape[0]))
+
+    def linear_heads(self, x_NHE: torch.Tensor, weights_OI: list[torch.Tensor], *, first: int = 0) -> torch.Tensor:
+        num_out, num_in = weights_OI[0].shape
+        return x_NHE.new_zeros((*x_NHE.shape[:2], x_NHE.shape[2] - first - num_in + num_out))
 
     def attend(self, layer: int, q_NHE: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)

@@ -76,6 +76,14 @@ def tiles_for(capability: tuple[int, int]) -> Tiles:
     )
 
 
+def tiles_of_heads(tiles: Tiles, head_dim: int) -> Tiles:
+    """Return the tiles for heads of this size: of latents (576 elements) a tile has few keys and queries."""
+    if head_dim <= 256:
+        return tiles
+    few = Launch(rows=16, num_warps=8, num_stages=tiles.prefill_wide.num_stages)
+    return attrs.evolve(tiles, keys=16, decode=few, prefill=few, prefill_wide=few)
+
+
 def shared_tile(tiles: Tiles) -> Tiles:
     """Return the same tiles, but with decode's tile for prefill, so that both compile the same arithmetic."""
     return attrs.evolve(tiles, prefill=tiles.decode, prefill_wide=tiles.decode)

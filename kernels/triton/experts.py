@@ -26,25 +26,59 @@ def route_kernel(
     CHOSEN_BLOCK: tl.constexpr,
     NORMALISE: tl.constexpr,
     BLOCK: tl.constexpr,
+    bias_ptr: tl.tensor,
+    factor: tl.tensor,
+    SIGMOID: tl.constexpr,
+    BIASED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
 ) -> None:
-    """Choose the CHOSEN best experts of token n and their softmax weights (float32) in program n."""
+    """Choose the CHOSEN best experts of token n and their weights (float32) in program n.
+
+    Weights are a softmax, or with SIGMOID not; `factor` is multiplied with those chosen. BIASED adds `bias` where
+    experts are chosen. Of GROUPS with as many experts each, only the CHOSEN_GROUPS with the largest, or with SIGMOID
+    the two largest together, are chosen from.
+    """
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     score = tl.load(scores_ptr + n * row_stride + i, mask=i < EXPERTS, other=float("-inf")).to(tl.float32)
-    share = tl.exp2((score - tl.max(score, 0)) * 1.4426950408889634)
-    share = share / tl.sum(share, 0)
-    left = tl.where(i < EXPERTS, share, -1.0)
+    if SIGMOID:
+        share = 1.0 / (1.0 + tl.exp2(score * -1.4426950408889634))
+    else:
+        share = tl.exp2((score - tl.max(score, 0)) * 1.4426950408889634)
+        share = share / tl.sum(share, 0)
+    rank = share
+    if BIASED:
+        rank += tl.load(bias_ptr + i, mask=i < EXPERTS, other=0.0).to(tl.float32)
+    left = tl.where(i < EXPERTS, rank, float("-inf"))
+    if GROUPS > 1:
+        SIZE: tl.constexpr = EXPERTS // GROUPS
+        group = i // SIZE
+        best = tl.full([BLOCK], float("-inf"), tl.float32)  # of each expert's group
+        for g in tl.static_range(GROUPS):
+            ranks = tl.where((group == g) & (i < EXPERTS), left, float("-inf"))
+            top = tl.max(ranks, 0)
+            if SIGMOID:
+                at = tl.min(tl.where(ranks == top, i, BLOCK), 0)
+                top += tl.max(tl.where(i == at, float("-inf"), ranks), 0)
+            best = tl.where(group == g, top, best)
+        open_groups = best
+        for _ in tl.static_range(CHOSEN_GROUPS):
+            at = tl.min(tl.where(open_groups == tl.max(open_groups, 0), group, BLOCK), 0)
+            open_groups = tl.where(group == at, float("-inf"), open_groups)
+        left = tl.where(open_groups == float("-inf"), left, float("-inf"))
     chosen_share = tl.zeros([CHOSEN_BLOCK], tl.float32)
     place = tl.arange(0, CHOSEN_BLOCK)
     chosen = tl.zeros([CHOSEN_BLOCK], tl.int32)
     for index in tl.static_range(CHOSEN):
-        best = tl.max(left, 0)
-        expert = tl.min(tl.where(left == best, i, BLOCK), 0)
+        first = tl.max(left, 0)
+        expert = tl.min(tl.where(left == first, i, BLOCK), 0)
         chosen = tl.where(place == index, expert, chosen)
-        chosen_share = tl.where(place == index, best, chosen_share)
-        left = tl.where(i == expert, -1.0, left)
+        chosen_share = tl.where(place == index, tl.sum(tl.where(i == expert, share, 0.0), 0), chosen_share)
+        left = tl.where(i == expert, float("-inf"), left)
     if NORMALISE:
         chosen_share = chosen_share / tl.sum(chosen_share, 0)
+    chosen_share = chosen_share * factor
     tl.store(chosen_ptr + n * CHOSEN + place, chosen, mask=place < CHOSEN)
     tl.store(weights_ptr + n * CHOSEN + place, chosen_share, mask=place < CHOSEN)
 

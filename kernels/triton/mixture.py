@@ -1,4 +1,4 @@
-"""Launch the kernels of a mixture of experts over one pass's tokens."""
+"""Launch the kernels of a mixture of experts over one pass's tokens, and those of heads with a matrix of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import triton
 
-from ..ops import Experts
+from ..ops import Choice, Experts
 from .configs import Tiles
 from .experts import pairs_linear_kernel, route_kernel, weigh_kernel
 
@@ -54,7 +54,8 @@ def mix(
     weights = torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=x_ND.device)
     route_kernel[(num_tokens,)](
         router_NX, chosen, weights, router_NX.stride(0), num_experts, num_chosen, triton.next_power_of_2(num_chosen),
-        experts.normalise, triton.next_power_of_2(num_experts), enable_fp_fusion=tiles.fusion,
+        experts.normalise, triton.next_power_of_2(num_experts), *_choice(experts.choice, router_NX),
+        enable_fp_fusion=tiles.fusion,
     )  # fmt: skip
     pairs = _by_expert(chosen.view(-1), num_experts, tiles.linear.rows)
     biases = experts.biases
@@ -67,6 +68,27 @@ def mix(
         down_PD, weights, y_ND, num_chosen, width, block, enable_fp_fusion=tiles.fusion
     )
     return y_ND
+
+
+def _choice(choice: Choice, router_NX: torch.Tensor) -> tuple[torch.Tensor, float, bool, bool, int, int]:
+    """Return the last arguments of `route_kernel`."""
+    biased = choice.bias_X is not None
+    bias = router_NX if choice.bias_X is None else choice.bias_X
+    return bias, choice.factor, choice.is_sigmoid, biased, choice.num_groups, choice.num_chosen_groups
+
+
+def multiply_heads(
+    x_NHE: torch.Tensor, weights_OI: list[torch.Tensor], first: int, addresses: Addresses, tiles: Tiles
+) -> torch.Tensor:
+    """See `Ops.linear_heads`: a head is an expert of all tokens."""
+    num_tokens, num_heads, _ = x_NHE.shape
+    last, rows = first + weights_OI[0].shape[1], tiles.linear.rows
+    x_NHE = x_NHE.contiguous()
+    pairs_NH = torch.arange(num_tokens * num_heads, dtype=torch.int32, device=x_NHE.device).view(num_tokens, num_heads)
+    ends = torch.arange(1, num_heads + 1, dtype=torch.int32, device=x_NHE.device)
+    pairs = _Pairs(pairs_NH.t().reshape(-1), ends * num_tokens, ends * triton.cdiv(num_tokens, rows))
+    y_PO = _multiply(x_NHE.flatten(0, 1)[:, first:last], weights_OI, None, pairs, 1, addresses, tiles)
+    return torch.cat([x_NHE[..., last:], y_PO.view(num_tokens, num_heads, -1)], dim=-1)
 
 
 def _by_expert(chosen_P: torch.Tensor, num_experts: int, rows: int) -> _Pairs:

@@ -22,42 +22,14 @@ from ..ops import Experts, RopeTable
 from . import activation, attention
 from .columns import Columns
 from .configs import Tiles
+from .deferred import DeferredHeads, DeferredSum
 from .matrices import Linear
 from .memory import Memory
-from .mixture import mix
+from .mixture import mix, multiply_heads
 from .rope_kv import rope_and_write_kernel, rope_kernel
 from .triton_adapters import RowAdapters
 
 _BLOCK = 1024
-
-
-@attrs.frozen
-class DeferredHeads:
-    """Heads to be normed (where there is a weight) and rotated (where there is a table)."""
-
-    x_NHE: torch.Tensor
-    out_NHE: torch.Tensor
-    weight_E: torch.Tensor | None
-    eps: float
-    table: RopeTable | None
-
-    def can_share_launch(self, other: DeferredHeads) -> bool:
-        """Return whether one launch can compute both."""
-        return (
-            self.table is other.table
-            and (self.weight_E is None) == (other.weight_E is None)
-            and self.eps == other.eps
-            and self.x_NHE.shape[::2] == other.x_NHE.shape[::2]
-        )
-
-
-@attrs.frozen
-class DeferredSum:
-    """`x + y`, to be joined with the norm that follows."""
-
-    x_ND: torch.Tensor
-    y_ND: torch.Tensor
-    out_ND: torch.Tensor
 
 
 class TritonOps:
@@ -110,6 +82,13 @@ class TritonOps:
         else:
             self._launch_norm(self._computed(x), None, x, weight, eps, out_ND)
         return out_ND
+
+    def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        x_NI, width = self._computed(x_NI), weight.shape[0]
+        return torch.cat([x_NI[:, width:], self.rms_norm(x_NI[:, :width], weight, eps)], dim=1)
+
+    def linear_heads(self, x_NHE: torch.Tensor, weights_OI: list[torch.Tensor], *, first: int = 0) -> torch.Tensor:
+        return multiply_heads(self._computed(x_NHE), weights_OI, first, self._memory.addresses, self._tiles)
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
         deferred = self._deferred.get(_place(x_NHE))

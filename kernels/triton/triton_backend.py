@@ -31,7 +31,7 @@ from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
 from .availability import check_capability, request_strict_cublas
 from .columns import Tables
-from .configs import Tiles, shared_tile, tiles_for, token_ladder
+from .configs import Tiles, shared_tile, tiles_for, tiles_of_heads, token_ladder
 from .device import CudaDevice, Device
 from .matrices import LibraryLinear, Linear
 from .memory import DeviceWeights, Heads
@@ -75,6 +75,7 @@ class TritonBackend(RunsAtOnce):
             model_config, source, dtype = opened.config, opened.source, opened.dtype
             self._model_config = model_config
             _check_kv_dtype(config.kv_cache_dtype, dtype)
+            self._tiles = tiles_of_heads(self._tiles, model_config.head_dim)
             if config.num_sharing > 1:
                 memory = device.memory()
                 share = memory.total // config.num_sharing

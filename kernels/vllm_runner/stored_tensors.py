@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from ..checkpoints.files import read_header
+from ..checkpoints.row_slices import whole_name
 from ..checkpoints.weights import Shape
 from ..models.config import read_config
 from ..models.families import FAMILIES
@@ -71,6 +72,7 @@ class _Names:
         pass
 
     def _has(self, name: str) -> bool:
+        name = whole_name(name)
         module, _, _ = name.rpartition(".")
         if name in self._stored or (self._is_quantized and module in self._modules):
             return True

@@ -67,6 +67,36 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "SeedOss": {"num_key_value_heads": 4, "head_dim": 16, "attention_out_bias": True},
     "SmolLM3": {"num_key_value_heads": 2},
+    "DeepseekV2": {
+        "q_lora_rank": None,
+        "kv_lora_rank": 96,
+        "qk_rope_head_dim": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "first_k_dense_replace": 1,
+    },
+    "Glm4Moe": {
+        "num_key_value_heads": 2,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "n_shared_experts": 0,
+    },
+    "DeepseekV3": {
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 40,
+        "v_head_dim": 24,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+    },
 }
 """For each family a config in which something differs from the others, with absent entries where they have defaults."""
 FORMATS = [

@@ -15,10 +15,13 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
@@ -79,6 +82,15 @@ _GEMMA3 = {
 _OLMO3 = {
     "full_attention": _YARN,
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+
+_LATENT = {
+    "num_attention_heads": 4,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 40,
+    "moe_intermediate_size": 40,
 }
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -198,6 +210,28 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         num_key_value_heads=2, head_dim=32, sliding_window=50, swiglu_limit=1.5, pad_token_id=None,
         rope_parameters={**_YARN, "truncate": False},
     ),
+    # queries without a latent; a factor of scores beside yarn's; a dense layer, and a shared expert of two widths
+    "deepseek-v2-lite": lambda: DeepseekV2Config(
+        **_SHARED, **_LATENT, intermediate_size=96, q_lora_rank=None, n_routed_experts=6, num_experts_per_tok=3,
+        n_shared_experts=2, first_k_dense_replace=1, rope_parameters=_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
+    # a latent of queries; experts of three groups of four
+    "deepseek-v2": lambda: DeepseekV2Config(
+        **_SHARED, **_LATENT, intermediate_size=96, q_lora_rank=40, n_routed_experts=8, num_experts_per_tok=5,
+        topk_method="group_limited_greedy", n_group=4, topk_group=3, routed_scaling_factor=1.25,
+    ),
+    # biases that decide which experts are chosen; another factor of cosines than of scores
+    "deepseek-v3": lambda: DeepseekV3Config(
+        **_SHARED, **_LATENT, intermediate_size=96, q_lora_rank=32, n_routed_experts=9, num_experts_per_tok=5,
+        n_group=3, topk_group=2, routed_scaling_factor=0.75, first_k_dense_replace=1, num_mtp_layers=0,
+        num_key_value_heads=4, rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
+    ),
+    # norms and biases of heads, of which half is rotated; experts in one group
+    "glm4-moe": lambda: Glm4MoeConfig(
+        **_SHARED, intermediate_size=96, moe_intermediate_size=40, num_attention_heads=4, num_key_value_heads=2,
+        n_routed_experts=6, num_experts_per_tok=4, routed_scaling_factor=0.75, use_qk_norm=True, attention_bias=True,
+        num_mtp_layers=0,
+    ),
 }  # fmt: skip
 
 
@@ -258,6 +292,9 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
                 parameter.normal_(std=2.0)  # sinks, beside scores
             else:
                 parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.3)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

@@ -23,11 +23,11 @@ from triton.compiler import ASTSource
 
 from quipu.kernels.triton import activation, decode, experts, linear, low_rank_kernels, prefill, rope_kv, sample
 from quipu.kernels.triton.attention import decode_launch, prefill_launch
-from quipu.kernels.triton.configs import HOPPER, Launch
+from quipu.kernels.triton.configs import HOPPER, Launch, tiles_of_heads
 
 TARGET = GPUTarget("cuda", 90, 32)
 BF16, F32, I32, I64, F64 = "*bf16", "*fp32", "*i32", "*i64", "*fp64"
-NUMBERS = dict.fromkeys(("eps", "scale", "soft_cap", "cap", "alpha", "limit"), "fp32")
+NUMBERS = dict.fromkeys(("eps", "scale", "soft_cap", "cap", "alpha", "limit", "factor"), "fp32")
 SCALARS = {"num_drawn", "num_rows"}
 """Integers that are not multiples of 16 in general; every other integer is a stride."""
 COLUMNS = {
@@ -50,14 +50,14 @@ class Case:
 def attention_cases(
     name: str, heads: int, kv_heads: int, head_dim: int, *, stored: str = BF16, **meaning: Any
 ) -> list[Case]:
-    group = heads // kv_heads
+    group, tiles = heads // kv_heads, tiles_of_heads(HOPPER, head_dim)
     constants = {
         "SINKS": False, "CAPPED": False, "WINDOW": 0, "SLOTS": 16, "KV_HEADS": kv_heads, "GROUP": group, "E": head_dim,
-        "E_BLOCK": triton.next_power_of_2(head_dim), "KEYS": HOPPER.keys, "CHUNK": HOPPER.chunk, **meaning,
+        "E_BLOCK": triton.next_power_of_2(head_dim), "KEYS": tiles.keys, "CHUNK": tiles.chunk, **meaning,
     }  # fmt: skip
     held = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), stored)
     parts = {"weighted_ptr": F32, "highest_ptr": F32, "total_ptr": F32, **held}
-    few, many = decode_launch(HOPPER, group), prefill_launch(HOPPER, group, head_dim)
+    few, many = decode_launch(tiles, group), prefill_launch(tiles, group, head_dim)
     sums = {key: constants[key] for key in ("SINKS", "KV_HEADS", "GROUP", "E", "E_BLOCK")}
 
     def case(what: str, kernel: Any, pointers: dict[str, str], launch: Launch, **more: Any) -> Case:
@@ -67,8 +67,8 @@ def attention_cases(
             launch.num_stages,
         )  # fmt: skip
 
-    # in float32 both use one tile (`triton_backend.py`)
-    own = [case("prefill", prefill.prefill_kernel, held, many)] if stored == BF16 else []
+    # in float32, and for latents, both use one tile (`triton_backend.py`)
+    own = [case("prefill", prefill.prefill_kernel, held, many)] if stored == BF16 and many != few else []
     return [
         *own,
         case("decode", decode.decode_chunks_kernel, parts, few, PROGRAMS=HOPPER.programs // kv_heads),
@@ -112,9 +112,13 @@ def expert_cases() -> list[Case]:
     pairs = {"matrices_ptr": I64, "order_ptr": I32, "pair_ends_ptr": I32, "tile_ends_ptr": I32}
     shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "BIASED": True, "NUM_IN": 2048, "NUM_OUT": 1536}
     chosen = {"EXPERTS": 128, "CHOSEN": 8, "CHOSEN_BLOCK": 8, "NORMALISE": True, "BLOCK": 128}
+    chosen |= {"SIGMOID": False, "BIASED": False, "GROUPS": 1, "CHOSEN_GROUPS": 1}
+    of_groups = {"EXPERTS": 256, "BLOCK": 256, "SIGMOID": True, "BIASED": True, "GROUPS": 8, "CHOSEN_GROUPS": 4}
+    routed = {"chosen_ptr": I32, "weights_ptr": F32, "bias_ptr": F32}
     launch = (HOPPER.linear.num_warps, HOPPER.linear.num_stages)
     return [
-        Case("route", experts.route_kernel, {"chosen_ptr": I32, "weights_ptr": F32}, chosen),
+        Case("route", experts.route_kernel, routed, chosen),
+        Case("route of groups", experts.route_kernel, routed, chosen | of_groups),
         Case("pairs of 128 experts", experts.pairs_linear_kernel, pairs, {**shape, **tile}, *launch),
         Case("weigh", experts.weigh_kernel, {"weights_ptr": F32}, {"CHOSEN": 8, "WIDTH": 2048, "BLOCK": 1024}),
     ]
@@ -159,6 +163,7 @@ def cases() -> list[Case]:
         *attention_cases("16/8 heads of 128 in float32", 16, 8, 128, stored=F32),
         *attention_cases("8/4 heads of 256, window, soft cap", 8, 4, 256, CAPPED=True, WINDOW=4096),
         *attention_cases("64/8 heads of 64, window, sinks", 64, 8, 64, SINKS=True, WINDOW=128),
+        *attention_cases("16/1 heads of 576", 16, 1, 576),
         rope_case("16/8 heads of 128", 16, 8, 128, 64),
         rope_case("32/8 heads of 128, no norm", 32, 8, 128, 64, NORM=False),
         rope_case("24/8 heads of 128, 96 rotated", 24, 8, 128, 48, NORM=False),

@@ -13,9 +13,14 @@ import pytest
 
 SHARED_BYTES = 227 * 1024
 """The most shared memory that a program can use on sm_90."""
-SPILLING = {"prefill 8/4 heads of 256, window, soft cap", "shared prefill 8/4 heads of 256, window, soft cap", "draw"}
-"""Kernels known to spill: two sums of 256 numbers per row do not fit, and the sampler spills around a division of
-doubles, outside its loops."""
+SPILLING = {
+    "prefill 8/4 heads of 256, window, soft cap",
+    "shared prefill 8/4 heads of 256, window, soft cap",
+    "shared prefill 16/1 heads of 576",
+    "draw",
+}
+"""Kernels known to spill: two sums of 256 numbers per row, or more, do not fit, and the sampler spills around a
+division of doubles, outside its loops."""
 
 pytestmark = pytest.mark.timeout(900)  # all kernels are compiled once
 

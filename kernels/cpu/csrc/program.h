@@ -26,6 +26,8 @@ enum Kind : int32_t {
     kCombine = 15,
     kLowRank = 16,
     kSigmoidMul = 17,
+    kNormLatent = 18,
+    kHeadLinear = 19,
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
@@ -39,20 +41,25 @@ struct Op {
     int32_t stored;          // dtype of `weight`, or of the cache; low_rank: kBfloat16 if x is to be rounded to it first
     int32_t no_barrier;      // 1: no barrier before the next operation
     int64_t width;      // elements of a row, or of a head, of x
-    int64_t out_width;  // linear: columns of y; rope: how many elements of a head are rotated, from the first on
+    int64_t out_width;  // linear, head_linear: columns of y; rope: how many elements of a head are rotated, from the first on;
+                        // norm_latent: how many are normed
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t x_stride, y_stride, z_stride;
     int64_t window;     // attend: how many tokens a token sees, including itself; 0: all up to it
     int64_t num_experts;
     int64_t num_chosen; // experts per token
+    int64_t num_groups, num_chosen_groups;  // route: groups of experts, and how many of them may be chosen from
+    int64_t first, num_multiplied;  // head_linear: the elements of a head that are multiplied
     int64_t narrow_stride;  // linear: of v, if adapters change the product
     int64_t drawn_columns;  // linear: so many columns, from the first on, are needed for tokens alone whose logits are needed
     float eps;
-    float scale;        // factor of attention scores, or of an embedding; clamped_swiglu: of the gate in its sigmoid
+    float scale;        // factor of attention scores, of an embedding, or of the weights of experts; clamped_swiglu: of the gate in
+                        // its sigmoid
     float soft_cap;     // c: x becomes c * tanh(x / c); 0: off. expert_silu_mul: c limits gate and up, else 0
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
-    int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither
+    int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither. route:
+                        // sigmoid_mul, if weights are sigmoids; then `bias` has a number for each expert
     int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
     int32_t x_rounded;  // linear, low_rank: x is bfloat16, x_stride of which are a row
     int32_t y_rounded;  // linear with an activation, attend: y is such
@@ -65,8 +72,8 @@ struct Op {
     const float* sin;
     float* y;
     void* keys;    // one layer's cache, [block, kv head, slot, head_dim]; see head_bytes
-    void* values;
-    const void* const* matrices;  // one per expert; or one LowRank per adapter (linear/low_rank.cpp), null where it has none
+    void* values;  // may be the keys: then both are rows
+    const void* const* matrices;  // one per expert, or per head; or one LowRank per adapter (linear/low_rank.cpp), null where it has none
     void* dispatch;               // the assignment of rows to experts; see experts.cpp
     const float* norm;      // linear, low_rank: norm x first, with this weight; attend with fused_rope: weight of the queries' norm
     const float* key_norm;  // attend with fused_rope: weight of the keys' norm
@@ -121,13 +128,14 @@ struct Share {
 };
 
 // The offset of element `i` of a key within its block and head. Blocks of whole panels store keys transposed, as the product
-// needs them: [panel][word][slot], where a word is one float32, two bfloat16 or one int8. Other blocks store rows.
+// needs them: [panel][word][slot], where a word is one float32, two bfloat16 or one int8. Other blocks, and those whose keys are
+// values, too, store rows.
 constexpr int64_t kSlots = 16;
-inline bool keys_are_transposed(int64_t block_size) { return block_size % kSlots == 0; }
+inline bool keys_are_transposed(const Op& op, const Pass& pass) { return pass.block_size % kSlots == 0 && op.keys != op.values; }
 template <class T>
-int64_t key_offset(int64_t block_size, int64_t width, int64_t slot, int64_t i) {
+int64_t key_offset(bool is_transposed, int64_t width, int64_t slot, int64_t i) {
     constexpr int64_t in_word = sizeof(T) == 1 ? 1 : 4 / sizeof(T);
-    if (!keys_are_transposed(block_size)) return slot * width + i;
+    if (!is_transposed) return slot * width + i;
     return slot / kSlots * kSlots * width + (i / in_word * kSlots + slot % kSlots) * in_word + i % in_word;
 }
 
@@ -172,6 +180,8 @@ void rotate_and_write(const Op&, const Pass&, const Worker&);                   
 void gelu_mul(const Op&, const Pass&, const Worker&);
 void soft_cap(const Op&, const Pass&, const Worker&);
 void sigmoid_mul(const Op&, const Pass&, const Worker&);
+void norm_latent(const Op&, const Pass&, const Worker&);
+void head_linear(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);
 void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);

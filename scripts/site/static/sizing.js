@@ -36,6 +36,15 @@ const quipuSizing = (() => {
     Qwen2MoeForCausalLM: { qkvBias: true, experts: true, sharedFfn: "shared_expert_intermediate_size" },
     SeedOssForCausalLM: { headDim: 128, bias: true, outBias: (data) => Boolean(data.attention_out_bias) },
     SmolLM3ForCausalLM: { tied: true },
+    DeepseekV2ForCausalLM: {
+      everyHeadItsKv: true, latent: true, grouped: { shared: 2, dense: 0, ffn: 1407, bias: false },
+    },
+    DeepseekV3ForCausalLM: {
+      everyHeadItsKv: true, latent: true, grouped: { shared: 1, dense: 3, ffn: 2048, bias: true },
+    },
+    Glm4MoeForCausalLM: {
+      outBias: () => false, headNorms: "use_qk_norm", grouped: { shared: 1, dense: 1, ffn: 1408, bias: true },
+    },
   };
 
   const MODELS = {
@@ -56,6 +65,11 @@ const quipuSizing = (() => {
     "Granite 3.1 2B": config("Granite", 2048, 8192, 40, 32, 8, 64, 49155, 131072, true),
     "OLMo 3 7B": config("Olmo3", 4096, 11008, 32, 32, 32, 128, 100278, 65536, false),
     "GLM-4-0414 9B": config("Glm4", 4096, 13696, 40, 32, 2, 128, 151552, 32768, false),
+    "DeepSeek V2 Lite": {
+      ...config("DeepseekV2", 2048, 10944, 27, 16, 16, 64, 102400, 163840, false), q_lora_rank: null, kv_lora_rank: 512,
+      qk_nope_head_dim: 128, qk_rope_head_dim: 64, v_head_dim: 128, n_routed_experts: 64, n_shared_experts: 2,
+      num_experts_per_tok: 6, moe_intermediate_size: 1408, first_k_dense_replace: 1,
+    },
   };
 
   function config(family, hidden, ffn, layers, heads, kvHeads, headDim, vocab, positions, tied) {
@@ -94,11 +108,13 @@ const quipuSizing = (() => {
       qkvBias: bias || Boolean(family.qkvBias && (data.qkv_bias ?? true)),
       oBias: family.outBias ? family.outBias(data) : bias,
       norms: family.norms ?? 2,
-      headNorms: Boolean(family.headNorms),
+      headNorms: typeof family.headNorms === "string" ? Boolean(data[family.headNorms]) : Boolean(family.headNorms),
       projectionNorms: Boolean(family.projectionNorms),
       sinks: Boolean(family.sinks), expertBias: Boolean(family.expertBias),
       experts: 0, expertFfn: 0, sharedFfn: 0, isDense: () => true,
     };
+    if (family.latent) readLatent(data, shape);
+    if (family.grouped) readGrouped(data, family.grouped, shape);
     if (family.experts) {
       const step = positive(data, "decoder_sparse_step", 1);
       const dense = new Set(data.mlp_only_layers ?? []);
@@ -108,6 +124,30 @@ const quipuSizing = (() => {
       shape.isDense = (layer) => dense.has(layer) || (layer + 1) % step !== 0;
     }
     return shape;
+  }
+
+  // Add the sizes of latent attention to a shape.
+  function readLatent(data, shape) {
+    shape.latent = {
+      width: positive(data, "kv_lora_rank", 512),
+      query: data.q_lora_rank === null ? 0 : positive(data, "q_lora_rank", 1536),
+      unrotated: positive(data, "qk_nope_head_dim", 128),
+      rotated: positive(data, "qk_rope_head_dim", 64),
+      value: positive(data, "v_head_dim", 128),
+    };
+    shape.kvHeads = 1;
+    shape.headDim = shape.latent.rotated + shape.latent.width;
+  }
+
+  // Add the sizes of experts as DeepSeek names them. `usual` has those of absent entries.
+  function readGrouped(data, usual, shape) {
+    const dense = data.first_k_dense_replace ?? usual.dense;
+    shape.isGrouped = true;
+    shape.experts = positive(data, "n_routed_experts");
+    shape.expertFfn = positive(data, "moe_intermediate_size", usual.ffn);
+    shape.sharedFfn = (data.n_shared_experts ?? usual.shared) * shape.expertFfn;
+    shape.choiceBias = usual.bias;
+    shape.isDense = (layer) => layer < dense;
   }
 
   const up = (number, multiple) => Math.ceil(number / multiple) * multiple;
@@ -128,15 +168,19 @@ const quipuSizing = (() => {
         : matrixBytes(rows, width, dtype, isInt8 ? 8 : 4, isInt8 ? width : GROUPS[quantization]);
     const table = (rows, width) => matrixBytes(rows, width, dtype, quantization === "" ? 0 : 8, width);
     const mlp = (ffn) => linear(2 * ffn, shape.hidden) + linear(shape.hidden, ffn);
+    const plain = (rows, width) => matrixBytes(rows, width, dtype, 0, 1);
     const q = shape.heads * shape.headDim;
     const kv = shape.kvHeads * shape.headDim;
     const vectors = shape.norms * shape.hidden + (shape.qkvBias ? q + 2 * kv : 0) + (shape.oBias ? shape.hidden : 0)
       + (shape.headNorms ? 2 * shape.headDim : 0) + (shape.projectionNorms ? q + kv : 0)
       + (shape.sinks ? shape.heads : 0)
       + (shape.expertBias ? shape.experts * (1 + 2 * shape.expertFfn + shape.hidden) : 0);
-    const attention = linear(q + 2 * kv, shape.hidden) + linear(shape.hidden, q) + 4 * vectors; // held as float32
-    const shared = shape.sharedFfn ? matrixBytes(1, shape.hidden, dtype, 0, 1) + mlp(shape.sharedFfn) : 0;
-    const experts = matrixBytes(shape.experts, shape.hidden, dtype, 0, 1) + shape.experts * mlp(shape.expertFfn) + shared;
+    const attention = shape.latent ? latentBytes(shape, linear, plain)
+      : linear(q + 2 * kv, shape.hidden) + linear(shape.hidden, q) + 4 * vectors; // held as float32
+    const score = shape.isGrouped ? 0 : plain(1, shape.hidden);
+    const shared = shape.sharedFfn ? score + mlp(shape.sharedFfn) : 0;
+    const experts = plain(shape.experts, shape.hidden) + (shape.choiceBias ? 4 * shape.experts : 0)
+      + shape.experts * mlp(shape.expertFfn) + shared;
     let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.hidden;
     for (let layer = 0; layer < shape.layers; layer++) {
       total += attention + (shape.isDense(layer) ? mlp(shape.ffn) : experts);
@@ -144,11 +188,21 @@ const quipuSizing = (() => {
     return total;
   }
 
+  // Return the bytes of a layer's latent attention and norms. What makes keys and values of latents is not quantized.
+  function latentBytes(shape, linear, plain) {
+    const { width, query, unrotated, rotated, value } = shape.latent;
+    const queries = shape.heads * (unrotated + rotated);
+    const down = linear((query || queries) + width + rotated, shape.hidden) + (query ? linear(queries, query) : 0);
+    const heads = shape.heads * (plain(width, unrotated) + plain(value, width));
+    const vectors = shape.norms * shape.hidden + width + query;
+    return down + heads + linear(shape.hidden, shape.heads * value) + 4 * vectors;
+  }
+
   // Return the bytes of one KV block: keys and values of all layers. Layers with a window keep all tokens, too.
   function blockBytes(shape, kvDtype, blockSize) {
     const elements = blockSize * shape.headDim;
     const head = kvDtype === "int8" ? up(elements, 4) + 4 * blockSize : elements * BYTES[kvDtype];
-    return 2 * shape.layers * shape.kvHeads * head;
+    return (shape.latent ? 1 : 2) * shape.layers * shape.kvHeads * head; // latents are keys and values
   }
 
   // Format bytes as flags take them, rounded up, as the server does.

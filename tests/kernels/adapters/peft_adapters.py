@@ -22,15 +22,20 @@ from tests.kernels.oracles import TOKENS
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 NUM_DECODES = 24
 """Of TOKENS, the last; they begin in the middle of a block and end behind the next, and are most of the time."""
+_FUSED_EXPERTS = ("qwen3-moe", "olmoe", "gpt-oss", "glm4-moe")
+"""Of these PEFT takes the names of MLPs for those of experts, which transformers has fused."""
 SEPARATE = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 def targets_of(name: str) -> list[str]:
     """Return all modules of a layer that adapters may change, for a checkpoint of `CONFIGS`."""
-    if name.startswith("glm"):
+    if name.startswith("deepseek"):
+        queries = ["q_proj"] if name == "deepseek-v2-lite" else ["q_a_proj", "q_b_proj"]
+        return [*queries, "kv_a_proj_with_mqa", "o_proj"]
+    if name in ("glm", "glm4"):
         return [*ATTENTION, "gate_up_proj", "down_proj"]
-    return FUSED if name.startswith("phi") else ATTENTION if name in ("qwen3-moe", "olmoe", "gpt-oss") else SEPARATE
+    return FUSED if name.startswith("phi") else ATTENTION if name in _FUSED_EXPERTS else SEPARATE
 
 
 def wrapped(model_path: Path, dtype: str, **settings: Any) -> Any:

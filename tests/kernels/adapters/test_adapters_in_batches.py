@@ -13,7 +13,7 @@ import attrs
 import pytest
 import torch
 
-from quipu.kernels.cpu import program, recorder
+from quipu.kernels.cpu import program, recording
 from quipu.kernels.cpu.program import Op
 from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
@@ -164,9 +164,9 @@ def test_fused_bits_equal_unfused(
         )
 
     fused, num_fused = logits()
-    monkeypatch.setattr(recorder, "store_rounded", lambda calls, values: None)
+    monkeypatch.setattr(recording, "store_rounded", lambda calls, values: None)
     assert torch.equal(logits()[0], fused)
-    monkeypatch.setattr(recorder, "fuse", list)
+    monkeypatch.setattr(recording, "fuse", list)
     plain, num_plain = logits()
     assert num_fused < num_plain
     assert torch.equal(plain, fused)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quipu.kernels.checkpoints.weights import Weights
-from quipu.kernels.cpu import program, recorder
+from quipu.kernels.cpu import program, recording
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.models.config import DecoderConfig
 from quipu.kernels.models.decoder_model import Decoder
@@ -46,7 +46,7 @@ def test_fused_bits_equal_unfused(
     """Compute the same bits with fused operations as with separate ones."""
     fused = make_cpu_backend(checkpoints[name], num_threads=num_threads, dtype="bfloat16")
     ours = logits_of(fused)
-    monkeypatch.setattr(recorder, "fuse", list)
+    monkeypatch.setattr(recording, "fuse", list)
     plain = make_cpu_backend(checkpoints[name], num_threads=num_threads, dtype="bfloat16")
     assert len(fused._program.draw) < len(plain._program.draw)
     assert torch.equal(ours, logits_of(plain))
@@ -153,6 +153,6 @@ def test_biases_of_gate_and_up(
     without = logits_of(make_cpu_backend(checkpoints[name], dtype=dtype))
     monkeypatch.setitem(FAMILIES, "Qwen3ForCausalLM", attrs.evolve(FAMILIES["Qwen3ForCausalLM"], build=build))
     fused = logits_of(make_cpu_backend(checkpoints[name], dtype=dtype))
-    monkeypatch.setattr(recorder, "fuse", list)
+    monkeypatch.setattr(recording, "fuse", list)
     assert torch.equal(fused, logits_of(make_cpu_backend(checkpoints[name], dtype=dtype)))
     assert not torch.equal(fused, without)

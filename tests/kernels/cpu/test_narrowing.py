@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quipu.kernels.batch import StepBatch
-from quipu.kernels.cpu import program, recorder
+from quipu.kernels.cpu import program, recording
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.program import Op
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
@@ -56,7 +56,7 @@ def test_bits_of_all_rows(
 ) -> None:
     """Logits have the bits of a pass in which every row runs, and leave the keys and values that later passes need."""
     if not fused:
-        monkeypatch.setattr(recorder, "fuse", list)
+        monkeypatch.setattr(recording, "fuse", list)
     name, numbers = of
     narrow, wide = (make_cpu_backend(checkpoints[name], **CPU_FORMATS[numbers]) for _ in range(2))
     for number, batch in enumerate(passes()):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quipu.kernels.cpu import program, recorder
+from quipu.kernels.cpu import program, recording
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.program import Op
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
@@ -38,9 +38,9 @@ def test_bits_of_values_stored_as_float32(
 
     ours = logits_of(make())
     with monkeypatch.context() as unfused:
-        unfused.setattr(recorder, "fuse", list)
+        unfused.setattr(recording, "fuse", list)
         assert torch.equal(logits_of(make()), ours)
-    monkeypatch.setattr(recorder, "store_rounded", lambda calls, values: None)
+    monkeypatch.setattr(recording, "store_rounded", lambda calls, values: None)
     stored_as_float32 = make()
     assert not rounded(stored_as_float32)
     assert torch.equal(logits_of(stored_as_float32), ours)

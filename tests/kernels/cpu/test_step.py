@@ -19,7 +19,8 @@ from quipu.kernels.checkpoints.weights import PieceByPiece
 from quipu.kernels.cpu import program
 from quipu.kernels.cpu.packing import PackedWeights
 from quipu.kernels.cpu.program import Bounds, Op
-from quipu.kernels.cpu.recorder import Recorder, record
+from quipu.kernels.cpu.recorder import Recorder
+from quipu.kernels.cpu.recording import record
 from quipu.kernels.models.families import Model
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks

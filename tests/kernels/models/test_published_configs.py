@@ -7,6 +7,7 @@ transformers' own.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import attrs
@@ -16,6 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quipu.kernels.models.config import DecoderConfig
+from quipu.kernels.models.config_parts import ExpertChoice
 from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.models.rope_config import Rope, ShortFactors
@@ -62,6 +64,9 @@ GPT_OSS = {
         "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
         "rope_type": "yarn", "truncate": False,
     },
+}  # fmt: skip
+DEEPSEEK_YARN = {
+    "beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn",
 }  # fmt: skip
 THREE_IN_FOUR = ["sliding_attention"] * 3 + ["full_attention"]
 
@@ -219,6 +224,47 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
         "tie_word_embeddings": False, "use_sliding_window": False,
     },
+    "DeepSeek-V2-Lite": {
+        "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"],
+        **sizes(102400, 2048, 10944, 27, 16, 16, 163840), "attention_bias": False, "attention_dropout": 0.0,
+        "aux_loss_alpha": 0.001, "first_k_dense_replace": 1, "hidden_act": "silu", "kv_lora_rank": 512,
+        "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+        "norm_topk_prob": False, "num_experts_per_tok": 6, "pretraining_tp": 1, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6,
+        "rope_scaling": {**DEEPSEEK_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, "rope_theta": 10000,
+        "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "tie_word_embeddings": False,
+        "topk_group": 1, "topk_method": "greedy", "v_head_dim": 128,
+    },
+    "DeepSeek-V2": {
+        "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"],
+        **sizes(102400, 5120, 12288, 60, 128, 128, 163840), "attention_bias": False, "aux_loss_alpha": 0.001,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "kv_lora_rank": 512, "moe_intermediate_size": 1536,
+        "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 160, "n_shared_experts": 2, "norm_topk_prob": False,
+        "num_experts_per_tok": 6, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-6, "rope_scaling": {**DEEPSEEK_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        "rope_theta": 10000, "routed_scaling_factor": 16.0, "scoring_func": "softmax", "seq_aux": True,
+        "tie_word_embeddings": False, "topk_group": 3, "topk_method": "group_limited_greedy", "v_head_dim": 128,
+    },
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
+        **sizes(129280, 7168, 18432, 61, 128, 128, 163840), "attention_bias": False, "ep_size": 1,
+        "first_k_dense_replace": 3, "hidden_act": "silu", "kv_lora_rank": 512, "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+        "rope_scaling": {**DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+    },
+    "GLM-4.5-Air": {
+        "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"],
+        **sizes(151552, 4096, 10944, 46, 96, 8, 131072), "attention_bias": True, "attention_dropout": 0.0,
+        "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "moe_intermediate_size": 1408, "n_group": 1,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8,
+        "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_scaling": None,
+        "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "topk_group": 1,
+        "use_qk_norm": False,
+    },
 }  # fmt: skip
 
 
@@ -264,6 +310,16 @@ def test_parsed_values() -> None:
     assert (gpt_oss.windows[:2], gpt_oss.has_sinks, gpt_oss.o_bias) == ((128, None), True, True)
     assert gpt_oss.moe is not None and (gpt_oss.moe.num_experts, gpt_oss.moe.num_chosen) == (128, 4)
     assert gpt_oss.moe.clamp == SwigluClamp(alpha=1.702, limit=7.0)
+    lite, v3 = parse("DeepSeek-V2-Lite"), parse("DeepSeek-V3")
+    assert (lite.num_kv_heads, lite.head_dim, v3.head_dim, v3.num_ignored_layers) == (1, 576, 576, 1)
+    assert lite.attention_scale == pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2)
+    assert lite.latent is not None and lite.latent.query_width is None and lite.moe is not None and v3.moe is not None
+    assert (lite.moe.shared_intermediate_size, sorted(lite.moe.dense_layers)) == (2816, [0])
+    assert (v3.moe.shared_intermediate_size, sorted(v3.moe.dense_layers)) == (2048, [0, 1, 2])
+    assert v3.moe.choice == ExpertChoice(is_sigmoid=True, num_groups=8, num_chosen_groups=4, factor=2.5)
+    air = parse("GLM-4.5-Air")
+    assert (air.rope.width, air.rope.is_interleaved, air.norms_heads, air.o_bias) == (64, False, False, False)
+    assert air.moe is not None and air.moe.choice == ExpertChoice(is_sigmoid=True)
     assert (parse("Seed-OSS-36B").qkv_bias, parse("Seed-OSS-36B").o_bias) == (True, False)
 
 

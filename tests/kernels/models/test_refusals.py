@@ -139,6 +139,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder True"),
     ("qwen3-tied", {"vision_config": {"depth": 2}}, "vision_config"),
     ("qwen3-tied", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+    # latents, and experts in groups
+    ("llama", {"q_lora_rank": 32}, "q_lora_rank 32"),
+    ("deepseek-v2-lite", {"attention_bias": True}, "attention_bias True"),
+    ("deepseek-v2-lite", {"kv_lora_rank": "48"}, "kv_lora_rank is '48'"),
+    ("deepseek-v2-lite", {"qk_rope_head_dim": 15}, "qk_rope_head_dim is 15"),
+    ("deepseek-v2-lite", {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
+    ("deepseek-v2-lite", {"n_shared_experts": -1}, "n_shared_experts is -1"),
+    ("deepseek-v2-lite", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+    ("deepseek-v2-lite", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid'"),
+    ("deepseek-v2-lite", {"norm_topk_prob": True}, "norm_topk_prob True"),
+    ("deepseek-v2", {"moe_layer_freq": 2}, "moe_layer_freq 2"),
+    ("deepseek-v2", {"n_group": 3}, "n_group is 3, must divide"),
+    ("deepseek-v2", {"topk_group": 5}, "topk_group is 5"),
+    ("deepseek-v2", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7, must not exceed the 6"),
+    ("deepseek-v3", {"n_group": 9}, "n_group is 9"),
+    ("deepseek-v3", {"topk_method": "greedy"}, "topk_method 'greedy'"),
+    ("deepseek-v3", {"routed_scaling_factor": 0}, "routed_scaling_factor is 0"),
 ]
 
 

@@ -153,7 +153,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
     int64_t window = window_of(op);
     for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
-        bool transposed = keys_are_transposed(pass.block_size);
+        bool transposed = keys_are_transposed(op, pass);
         const T* values[kChunk];
         const uint32_t* keys[kChunk];
         for (int64_t i = 0, block = chunk / pass.block_size, slot = chunk % pass.block_size; i < count; block++, slot = 0) {
@@ -205,7 +205,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass), value_calls);
+        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, op, pass), value_calls);
         for (int64_t part = 0; part < num_parts(rows); part++) {
             int64_t r = split(rows, part), together = split(rows, part + 1) - r;
             float* scores = scratch.scores.data() + r * kChunk;

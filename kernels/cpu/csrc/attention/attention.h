@@ -75,8 +75,8 @@ struct SlotPrefetch {
 
 // The end of the slots to prefetch. All slots of the last panel are read, written or not; results of unwritten ones are
 // ignored.
-int64_t whole_panels(int64_t end, const Pass& pass) {
-    return keys_are_transposed(pass.block_size) ? (end + kSlots - 1) / kSlots * kSlots : end;
+int64_t whole_panels(int64_t end, const Op& op, const Pass& pass) {
+    return keys_are_transposed(op, pass) ? (end + kSlots - 1) / kSlots * kSlots : end;
 }
 
 // Multiplies a row of scores, or weights, with the scales of its keys, or values.

@@ -42,8 +42,8 @@ void pack_keys(const int8_t* panel, const int8_t* const* keys, int64_t i, int64_
 
 // Packs the keys of a chunk, and prefetches its values meanwhile.
 template <class T>
-void pack_keys(const Slots& slots, const T* const* keys, int64_t chunk, int64_t count, int64_t words, const Slots& values, uint32_t* packed) {
-    bool transposed = keys_are_transposed(slots.block_size);
+void pack_keys(const Slots& slots, bool transposed, const T* const* keys, int64_t chunk, int64_t count, int64_t words, const Slots& values,
+               uint32_t* packed) {
     int64_t step = sizeof(T) == 1 ? kSlots : kTranspose, padded = (count + kPanel - 1) / kPanel * kPanel;
     SlotPrefetch value_prefetch(values, chunk, chunk + count, padded / step * (words / kTranspose));
     for (int64_t i = 0; i < padded; i += step) {
@@ -90,8 +90,8 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             values[i] = zeros;
         }
         // Values are prefetched while keys are packed or multiplied, and the next keys while values are packed.
-        bool in_place = !kScaled && keys_are_transposed(pass.block_size);
-        if (!in_place) pack_keys(key_slots, keys, chunk, count, words, value_slots, scratch.keys.data());
+        bool transposed = keys_are_transposed(op, pass), in_place = !kScaled && transposed;
+        if (!in_place) pack_keys(key_slots, transposed, keys, chunk, count, words, value_slots, scratch.keys.data());
         SlotPrefetch value_prefetch(value_slots, chunk, in_place ? chunk + count : chunk, padded / kPanel * kParts);
         for (int64_t i = 0; i < padded; i += kPanel) {
             for (int64_t part = 0; part < kParts; part++) {
@@ -107,7 +107,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         bool more = chunk + kChunk < piece.end;
         const Piece& after = more || !next ? piece : *next;
         int64_t from = more ? chunk + kChunk : next ? next->start : 0, to = more || next ? std::min(from + kChunk, after.end) : 0;
-        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, pass), padded / 2);
+        SlotPrefetch key_prefetch(slots_of(op.keys, op, pass, after, sizeof(T)), from, whole_panels(to, op, pass), padded / 2);
         int64_t panel_stride = padded * kPanel;
         for (int64_t i = 0; i < padded; i += 2) {
             key_prefetch.advance();
@@ -122,7 +122,7 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 
 template <class T>
 void attend(const Op& op, const Pass& pass, const Worker& worker) {
-    bool in_place = keys_are_transposed(pass.block_size);
+    bool in_place = keys_are_transposed(op, pass);
     Pairs pairs;
     auto go = [&](const Piece& piece, const Piece* next, bool few) {
         if (few) attend_in_place<T>(op, pass, piece, next);

@@ -16,7 +16,8 @@ void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float*
     int64_t slot = pass.positions[n] % pass.block_size;
     int64_t first = (pass.blocks[n] * op.num_kv_heads + head) * pass.block_size * op.width;
     T *keys = static_cast<T*>(op.keys) + first, *values = static_cast<T*>(op.values) + first + slot * op.width;
-    for (int64_t i = 0; i < op.width; i++) narrow(k[i], keys + key_offset<T>(pass.block_size, op.width, slot, i));
+    bool transposed = keys_are_transposed(op, pass);
+    for (int64_t i = 0; i < op.width; i++) narrow(k[i], keys + key_offset<T>(transposed, op.width, slot, i));
     for (int64_t i = 0; i < op.width; i++) narrow(v[i], values + i);
 }
 
@@ -47,7 +48,8 @@ void write<int8_t>(const Op& op, const Pass& pass, int64_t n, int64_t head, cons
     int8_t *keys = static_cast<int8_t*>(op.keys) + first, *values = static_cast<int8_t*>(op.values) + first;
     int64_t scale = pass.block_size * op.width + slot * static_cast<int64_t>(sizeof(float));
     float step = round_head(k, op.width, codes.data());
-    for (int64_t i = 0; i < op.width; i++) keys[key_offset<int8_t>(pass.block_size, op.width, slot, i)] = codes[i];
+    bool transposed = keys_are_transposed(op, pass);
+    for (int64_t i = 0; i < op.width; i++) keys[key_offset<int8_t>(transposed, op.width, slot, i)] = codes[i];
     memcpy(keys + scale, &step, sizeof step);
     step = round_head(v, op.width, values + slot * op.width);
     memcpy(values + scale, &step, sizeof step);
@@ -80,7 +82,7 @@ void write_panel(const Op& op, const Pass& pass, int64_t n, int64_t head, const 
 
 // Whether the `kSlots` tokens from `n` on, all before `end`, fill a panel of transposed keys.
 bool fill_panel(const Op& op, const Pass& pass, int64_t n, int64_t end) {
-    if (op.stored == kInt8 || !keys_are_transposed(pass.block_size) || pass.positions[n] % kSlots || end - n < kSlots) return false;
+    if (op.stored == kInt8 || !keys_are_transposed(op, pass) || pass.positions[n] % kSlots || end - n < kSlots) return false;
     int64_t last = n + kSlots - 1;
     return pass.blocks[last] == pass.blocks[n] && pass.positions[last] - pass.positions[n] == kSlots - 1;
 }

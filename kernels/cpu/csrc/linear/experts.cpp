@@ -28,11 +28,38 @@ struct Dispatch {
     void reset_counters(const Op& op) const { std::fill_n(counters, op.num_experts * 8, 0); }
 };
 
+// Sets the ranks of experts to -infinity, but for those of the groups with the best: the largest, or the sum of two.
+void leave_groups(const Op& op, float* ranks) {
+    int64_t size = op.num_experts / op.num_groups;
+    bool sums_two = op.activation == kSigmoidMul;
+    static thread_local std::vector<float> best;
+    best.resize(op.num_groups);
+    for (int64_t g = 0; g < op.num_groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int64_t i = g * size; i < (g + 1) * size; i++) {
+            second = std::max(second, std::min(first, ranks[i]));
+            first = std::max(first, ranks[i]);
+        }
+        best[g] = sums_two ? first + second : first;
+    }
+    static thread_local std::vector<char> chosen;
+    chosen.assign(op.num_groups, 0);
+    for (int64_t i = 0; i < op.num_chosen_groups; i++) {
+        int64_t group = -1;
+        for (int64_t g = 0; g < op.num_groups; g++)
+            if (!chosen[g] && (group < 0 || best[g] > best[group])) group = g;
+        chosen[group] = 1;
+    }
+    for (int64_t g = 0; g < op.num_groups; g++)
+        if (!chosen[g]) std::fill_n(ranks + g * size, size, -INFINITY);
+}
+
 }  // namespace
 
 // y: T weights, then T indexes of experts. Ties go to the lower index.
 void route(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t num_experts = op.num_experts, padded = (num_experts + kLanes - 1) / kLanes * kLanes;
+    bool is_sigmoid = op.activation == kSigmoidMul;
     static thread_local Buffer<float> left, power;
     left.resize(padded);
     power.resize(padded);
@@ -42,14 +69,16 @@ void route(const Op& op, const Pass& pass, const Worker& worker) {
         float* chosen = weights + op.num_chosen;
         std::copy_n(scores, num_experts, left.begin());
         std::fill(left.begin() + num_experts, left.end(), -INFINITY);
-        float top = *std::max_element(scores, scores + num_experts);
+        float top = is_sigmoid ? 0 : *std::max_element(scores, scores + num_experts);
         Vec total = splat(0);
         for (int64_t i = 0; i < padded; i += kLanes) {
-            Vec p = exp(load(left.data() + i) - splat(top));
+            Vec s = load(left.data() + i), p = is_sigmoid ? splat(1) / (splat(1) + exp(splat(0) - s)) : exp(s - splat(top));
             store(power.data() + i, p);
             total = total + p;
         }
-        float sum = op.normalise ? 0 : sum_lanes(total);
+        for (int64_t i = 0; is_sigmoid && i < num_experts; i++) left[i] = power[i] + (op.bias ? op.bias[i] : 0);
+        if (op.num_groups > 1) leave_groups(op, left.data());
+        float sum = op.normalise ? 0 : is_sigmoid ? 1 : sum_lanes(total);
         for (int64_t t = 0; t < op.num_chosen; t++) {
             int64_t best = std::max_element(left.begin(), left.begin() + num_experts) - left.begin();
             left[best] = -INFINITY;
@@ -57,7 +86,7 @@ void route(const Op& op, const Pass& pass, const Worker& worker) {
             weights[t] = power[best];
             if (op.normalise) sum += power[best];
         }
-        for (int64_t t = 0; t < op.num_chosen; t++) weights[t] /= sum;
+        for (int64_t t = 0; t < op.num_chosen; t++) weights[t] = weights[t] / sum * op.scale;
     }
 }
 

@@ -22,6 +22,17 @@ void rms_norm(const Op& op, const Pass& pass, const Worker& worker) {
                  op.y + s.begin * op.y_stride + h * op.width, op.width, op.eps);
 }
 
+// The first elements of each row, normed, after the others.
+void norm_latent(const Op& op, const Pass& pass, const Worker& worker) {
+    int64_t others = op.width - op.out_width;
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* x = op.x + s.begin * op.x_stride;
+        float* y = op.y + s.begin * op.y_stride;
+        memcpy(y, x + op.out_width, others * sizeof(float));
+        norm(x, static_cast<const float*>(op.weight), y + others, op.out_width, op.eps);
+    }
+}
+
 void rope(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
         for (int64_t h = 0; h < op.num_heads; h++)

@@ -1,0 +1,42 @@
+"""Parts of a decoder's configuration (`config.py`) that few families have: latents, and experts in groups.
+
+What must always hold: as in `config.py`.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class ExpertChoice:
+    """How a router chooses experts, where it differs from the largest scores; see `ops.Choice`."""
+
+    is_sigmoid: bool = False
+    """Whether weights are sigmoids of scores, and each expert has a bias for being chosen."""
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    factor: float = 1.0
+
+
+@attrs.frozen
+class LatentConfig:
+    """The sizes of latent attention (`latent.py`), in elements."""
+
+    width: int
+    """Of the latent of keys and values."""
+    query_width: int | None
+    """Of the latent of queries; None: they have none."""
+    unrotated: int
+    """Of each head's query: what is multiplied with what its matrix makes of the latent..."""
+    rotated: int
+    """...and what is rotated."""
+    value: int
+    """Of each head's value."""
+    eps: float
+    """Of the latents' norms."""
+
+    @property
+    def key(self) -> int:
+        """What the cache holds of a token: what is rotated, and the latent."""
+        return self.rotated + self.width
