@@ -10,6 +10,21 @@ STEP_S = 0.01
 FIRST_ID, NUM_IDS = 4, 120
 """The tokens that are drawn: printable characters of the tiny model's vocabulary, and bytes of others."""
 TENANTS = ("ada", "bob", "cleo")
+ADAPTERS = ("poet", "clerk")
+"""Names of the adapters of servers that have any."""
+AFTERWARDS = 1000
+"""Requests with this number and higher ones are sent when everything else is over."""
+
+
+@attrs.frozen
+class Mark:
+    """A place in a chat up to which its client wants the prompt kept in the cache."""
+
+    message: int
+    num_chars: int
+    """Of that message's content."""
+    is_long: bool
+    """For an hour instead of five minutes."""
 
 
 @attrs.frozen
@@ -20,12 +35,30 @@ class Arrival:
     at_s: float
     tenant: str
     prompt: tuple[int, ...]
+    """The token ids, whatever is sent: they themselves, or what they are encoded from."""
     max_tokens: int
+    text: str | None = None
+    """Sent instead of the token ids."""
+    chat: tuple[str, ...] = ()
+    """Sent instead of the token ids: contents of the user's and the assistant's messages, in turn."""
+    marks: tuple[Mark, ...] = ()
+    mark_positions: tuple[int, ...] = ()
+    """Prompt tokens before each of them."""
     salt: str = ""
+    adapter: str = ""
     num_choices: int = 1
     temperature: float = 0.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignores_eos: bool = False
+    logprobs: int | None = None
+    """How many of the likeliest tokens are wanted with the score of each drawn one."""
+    prompt_logprobs: int | None = None
+    with_token_ids: bool = False
+    grammar: int = 0
+    """Which tokens may be drawn, by the rule of `fake_grammars.py`; 0: all."""
     priority: int = 0
     is_batch: bool = False
     leaves_after_s: float | None = None
@@ -33,7 +66,15 @@ class Arrival:
     read_pause_s: float = 0.0
     """How long the client waits between two looks at what has come."""
     deadline_s: float | None = None
+    follows: int | None = None
+    """It is sent when the request with this number has ended."""
+    after_reset: bool = False
+    """The cache is reset just before it is sent."""
 
     @property
     def request_id(self) -> str:
         return f"req-{self.number}"
+
+    @property
+    def reads_cache(self) -> bool:
+        return self.prompt_logprobs is None

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 import attrs
 import trio
 
 from quipu.actors.config.engine_roles import EngineRole
+from quipu.actors.engine.mover.disk_io import DiskCalls
 from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.messages.tiers import Tier
+from quipu.actors.request_desk.adapters import AdapterRefused
 from quipu.actors.request_desk.health import CannotMove, DrainMode, LastEngine, UnknownEngine
 from quipu.actors.wiring import Runtime
 from quipu.kernels.fake import Dials
 from tests.simulation.arrival import STEP_S
 from tests.simulation.engine_host import SimulatedHost
+from tests.simulation.fake_grammars import MaskFaults
 from tests.simulation.memory_ledger import DiskDials
 from tests.simulation.plan import Fault
+from tests.simulation.seen import Applied
 from tests.simulation.tap import Tap
 from tests.simulation.virtual_time import Clocks
 
@@ -27,15 +35,48 @@ HANGING_S = 40.0
 
 
 @attrs.define(eq=False)
+class TierDiskDials:
+    """Faults of the disk on which blocks are kept."""
+
+    fails_reads: bool = False
+    fails_writes: bool = False
+    num_bits_to_flip: int = 0
+
+
+@contextmanager
+def failing_disk(dials: TierDiskDials) -> Iterator[None]:
+    """Have the system calls of tiers on disks fail as the dials say."""
+    read, write = DiskCalls.read, DiskCalls.write
+
+    def failing_read(calls: DiskCalls, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if dials.fails_reads:
+            raise OSError(errno.EIO, "Input/output error")
+        count = read(calls, descriptor, buffers, offset)
+        if dials.num_bits_to_flip and count:
+            dials.num_bits_to_flip -= 1
+            buffers[-1][len(buffers[-1]) // 3] ^= 1
+        return count
+
+    def failing_write(calls: DiskCalls, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if dials.fails_writes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(calls, descriptor, buffers, offset)
+
+    with mock.patch.multiple(DiskCalls, read=failing_read, write=failing_write):
+        yield
+
+
+@attrs.define(eq=False)
 class Disturber:
     _runtime: Runtime
     _disk: DiskDials
     _dials: Mapping[int, Dials]
+    _masks: MaskFaults
     _clocks: Clocks
     _tap: Tap
     _began: float
-    times: list[float] = attrs.field(factory=list)
-    """When faults began, and were over."""
+    disk_dials: TierDiskDials = attrs.field(factory=TierDiskDials)
+    happened: list[Applied] = attrs.field(factory=list)
     applied: list[str] = attrs.field(factory=list)
 
     async def apply(self, fault: Fault) -> None:
@@ -45,7 +86,8 @@ class Disturber:
         if not await self._do(fault):
             return
         self.applied.append(str(fault))
-        self.times += [fault.at_s, trio.current_time() - self._began]
+        over_s = trio.current_time() - self._began
+        self.happened.append(Applied(fault.number, fault.kind, fault.at_s, over_s))
 
     async def _do(self, fault: Fault) -> bool:
         """Do what the fault's kind says; return whether that was possible."""
@@ -73,6 +115,16 @@ class Disturber:
                 self._runtime.desk.reset_prefix_cache()
             case "add engine":
                 self._runtime.desk.control.add(1)
+            case "lose mask":
+                self._masks.num_to_lose += min(fault.amount, 3)
+            case "disk reads fail":
+                await self._for_a_while("fails_reads", fault.lasts_s)
+            case "disk writes fail":
+                await self._for_a_while("fails_writes", fault.lasts_s)
+            case "disk bits flip":
+                self.disk_dials.num_bits_to_flip += fault.amount
+            case "reload adapter":
+                return await self._reload(fault)
             case "change role":
                 return self._change_role(fault)
             case "drain engine" | "move requests":
@@ -80,6 +132,26 @@ class Disturber:
             case _:
                 return await self._do_to_engine(fault)
         return True
+
+    async def _for_a_while(self, dial: str, lasts_s: float) -> None:
+        setattr(self.disk_dials, dial, True)
+        await trio.sleep(lasts_s)
+        setattr(self.disk_dials, dial, False)
+
+    async def _reload(self, fault: Fault) -> bool:
+        """Unload an adapter once its requests have ended, and load it again."""
+        adapters = self._runtime.desk.adapters
+        served: dict[str, Any] = dict(adapters.served())
+        if not served:
+            return False
+        name = sorted(served)[fault.amount % len(served)]
+        await adapters.unload(name)
+        while True:
+            try:
+                await adapters.load(name, served[name].folder)
+                return True
+            except AdapterRefused:  # no engine is ready
+                await trio.sleep(STEP_S)
 
     def _change_role(self, fault: Fault) -> bool:
         try:

@@ -16,6 +16,8 @@ from quipu.actors.ledger.preallocated_segments import PreallocatedSegments
 from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
 
+FIRST_LINES = 4
+
 
 @attrs.define
 class DiskDials:
@@ -34,7 +36,7 @@ class MemoryFile:
     kept: int = 0
     """Bytes from the start that are synced."""
     end: int = 0
-    """Where the last write has ended."""
+    """Where the furthest write has ended."""
 
     def write_at(self, data: bytes, offset: int) -> int:
         if self.dials.fails_writes:
@@ -42,7 +44,7 @@ class MemoryFile:
         if self.dials.writes_half:
             data = data[: (len(data) + 1) // 2]
         self.data[offset : offset + len(data)] = data
-        self.end = offset + len(data)
+        self.end = max(self.end, offset + len(data))
         return len(data)
 
     def sync(self) -> None:
@@ -87,11 +89,15 @@ class MemoryStorage:
 
 
 def open_journal(
-    storage: MemoryStorage, segment_bytes: int, unix_time: Callable[[], float], *, fsync: bool
+    storage: MemoryStorage, segment_bytes: int, unix_time: Callable[[], float], *, fsync: bool, padding: int = 0
 ) -> DurableJournal:
-    """Return a journal that begins with an empty ledger. `run` has to be run."""
+    """Return a journal that begins with an empty ledger. `run` has to be run.
+
+    `padding`: bytes of each of the first lines, so that a run reaches the end of a segment.
+    """
     segments = PreallocatedSegments(storage, segment_bytes=segment_bytes, next_number=1)
     retries, refusals = RetryIndex(3600.0, 1000), RefusalBudget(10_000)
     journal = DurableJournal(segments, Chain("srv-simulated"), retries, refusals, fsync=fsync, unix_time=unix_time)
-    journal.start({})
+    for _ in range(FIRST_LINES):
+        journal.start({"padding": "." * padding})
     return journal

@@ -39,6 +39,6 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], most_runs: int = 200) -> P
 
 def replay_command(plan: Plan) -> str:
     """Return the command that runs a plan again."""
-    arrivals = ",".join(str(arrival.number) for arrival in plan.arrivals)
+    arrivals = ",".join(str(arrival.number) for arrival in plan.arrivals) or "none"
     faults = ",".join(str(fault.number) for fault in plan.faults) or "none"
     return f"python -m tests.simulation --seed {plan.seed} --arrivals {arrivals} --faults {faults}"

@@ -9,38 +9,39 @@ What it returns is plain data, for the oracle.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import attrs
 import structlog
 import trio
 
+from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.engine.engine import first_leaf
-from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.engine.executor import loading
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.peers.peer_link import LoopNetwork
-from quipu.actors.messages.accountant import Caller
-from quipu.actors.messages.handler import Closed, Delta, Started
-from quipu.actors.messages.prompts import TokenPrompt
-from quipu.actors.messages.sampling import SamplingParams
-from quipu.actors.messages.tokenizer import Encode
-from quipu.actors.request_desk.interface import DeskClosed
+from quipu.actors.ledger.durable_journal import DurableJournal
+from quipu.actors.messages.scheduler import GRAMMAR_LOST
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import Runtime
 from quipu.kernels.fake import Dials, FakeBackend
 from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info
-from tests.simulation.arrival import BLOCK, FIRST_ID, NUM_IDS, STEP_S, Arrival
-from tests.simulation.disturbances import Disturber
+from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID, NUM_IDS, STEP_S
+from tests.simulation.clients import Clients
+from tests.simulation.disturbances import Disturber, failing_disk
 from tests.simulation.engine_host import SimulatedHost
+from tests.simulation.fake_grammars import Checks, MaskFaults, Masks
 from tests.simulation.memory_ledger import MemoryStorage, open_journal
-from tests.simulation.plan import Plan
-from tests.simulation.points import Point
+from tests.simulation.plan import Plan, Setup
+from tests.simulation.seen import Seen
 from tests.simulation.tap import Tap
 from tests.simulation.virtual_time import Clocks, run_virtually
 
@@ -49,54 +50,10 @@ MOST_S = 600.0
 SETTLING_S = 120.0
 """How long the server may take to release everything after the last client and the last fault."""
 SLOT_BYTES = 8
-
-Event = tuple[Any, ...]
-
-
-@attrs.define
-class Watched:
-    """What one client saw. Times count from the start of the run."""
-
-    opened_at: float
-    refused: str | None = None
-    """Why it could not be opened."""
-    events: list[Event] = attrs.field(factory=list)
-    """(time, "started", prompt, cached, written), (time, "delta", choice, text, tokens, reason), (time, "closed", told,
-    error, is_final)."""
-    left_at: float | None = None
-    """When it left before the end."""
-    ended_at: float = 0.0
-    was_safe: bool = True
-    """Its record would have survived a crash when it saw the end."""
-
-
-@attrs.define
-class Seen:
-    """What a run has shown."""
-
-    plan: Plan
-    watched: dict[int, Watched] = attrs.field(factory=dict)
-    """By the number of the arrival."""
-    ledger: bytes = b""
-    metrics: str = ""
-    leftovers: dict[str, int] = attrs.field(factory=dict)
-    """What is still held, by what it is; empty if nothing is."""
-    ended_with: str | None = None
-    """The error with which the server ended."""
-    last_fault_s: float = 0.0
-    """When the last fault was over."""
-    fault_times: list[float] = attrs.field(factory=list)
-    num_engine_deaths: int = 0
-    crash_times: list[float] = attrs.field(factory=list)
-    """When actors crashed."""
-    applied: list[str] = attrs.field(factory=list)
-    """The faults that happened."""
-    trace_sha256: str = ""
-    num_messages: int = 0
-    num_bytes: int = 0
-    virtual_s: float = 0.0
-    passed: Counter[Point] = attrs.field(factory=Counter)
-    crashed: list[Point] = attrs.field(factory=list)
+RECORD_BYTES = 8192
+"""Of a block on disk."""
+ADAPTER_FOLDERS = {name: str(Path(__file__).parent / "adapters" / name) for name in ADAPTERS}
+TIERS = ("device", "host", "disk", "remote")
 
 
 def run_plan(plan: Plan) -> Seen:
@@ -125,8 +82,7 @@ async def _run(plan: Plan, clocks: Clocks) -> Seen:
     seen.passed, seen.crashed = tap.passed, [fault.point for fault in tap.crashed if fault.point is not None]
     seen.applied += [str(fault) for fault in tap.crashed]
     seen.crash_times = [at - world.began for at in tap.crash_times]
-    seen.fault_times += seen.crash_times
-    seen.last_fault_s = max([seen.last_fault_s, *seen.fault_times])
+    seen.last_fault_s = max([0.0, *seen.crash_times, *(fault.over_s for fault in seen.happened)])
     seen.num_engine_deaths = world.num_engine_deaths()
     return seen
 
@@ -136,6 +92,7 @@ class _World:
         self._plan, self._clocks, self._tap, self._seen = plan, clocks, tap, seen
         self._storage = MemoryStorage()
         self._runtime: Runtime | None = None
+        self._mask_faults = MaskFaults()
         self.began = trio.current_time()
         self.dials: dict[int, Dials] = {}
 
@@ -143,15 +100,16 @@ class _World:
         return trio.current_time() - self.began
 
     async def run(self) -> None:
+        with _stood_in_for(self._mask_faults), _disk_of(self._plan.setup) as folder:
+            await self._run(folder)
+
+    async def _run(self, folder: str | None) -> None:
         plan, setup = self._plan, self._plan.setup
-        changes: dict[str, Any] = {**setup.engine}
-        if setup.host_blocks:
-            changes["kv_host_memory"] = setup.host_blocks * BLOCK * SLOT_BYTES
-        if "engine_roles" in changes:
-            changes["engine_roles"] = tuple(map(EngineRole, changes["engine_roles"]))
-        config = runtime_config(**changes)
+        config = runtime_config(**_changes(setup, folder))
         network = LoopNetwork() if config.engine.has_peers else None
-        journal = open_journal(self._storage, setup.segment_bytes, self._clocks.wall, fsync=setup.fsync)
+        journal = open_journal(
+            self._storage, setup.segment_bytes, self._clocks.wall, fsync=setup.fsync, padding=setup.ledger_padding
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(journal.run)
 
@@ -170,28 +128,46 @@ class _World:
                 self._runtime = runtime
                 while not all(engine.is_ready for engine in runtime.desk.pool):
                     await trio.sleep(STEP_S)
+                self._seen.adapters = {name: each.digest for name, each in runtime.desk.adapters.served().items()}
                 self.began = trio.current_time()
-                disturber = Disturber(runtime, self._storage.dials, self.dials, self._clocks, self._tap, self.began)
-                async with trio.open_nursery() as acting:
-                    for arrival in plan.arrivals:
-                        acting.start_soon(self._ask, runtime, arrival)
-                    for fault in plan.faults:
-                        if fault.point is None:
-                            acting.start_soon(disturber.apply, fault)
-                self._seen.fault_times += disturber.times
-                self._seen.last_fault_s = max([0.0, *disturber.times])
-                self._seen.applied += disturber.applied
-                await self._settle(runtime)
+                clients = Clients(runtime, journal, self._storage, self._tap, self._seen, self.began)
+                await self._disturb(runtime, clients)
+                if not await self._settle(runtime, journal):
+                    self._tap.disarm()
+                    for dials in self.dials.values():
+                        dials.fail_steps = 0
+                    self._mask_faults.num_to_lose = 0
+                    async with trio.open_nursery() as acting:
+                        for arrival in plan.afterwards:
+                            acting.start_soon(clients.ask, arrival)
+                    await self._settle(runtime, journal)
                 self._seen.virtual_s = self._now()
+                self._seen.engines_left = tuple(engine.engine_id for engine in runtime.desk.pool)
                 self._seen.metrics = runtime.metrics.render().decode()
             self._seen.ledger = self._storage.surviving(synced=setup.fsync)
+            self._seen.num_segments = len(self._storage.files)
             nursery.cancel_scope.cancel()
+
+    async def _disturb(self, runtime: Runtime, clients: Clients) -> None:
+        """Have clients ask, and faults come, in their time."""
+        disk, plan = self._storage.dials, self._plan
+        disturber = Disturber(runtime, disk, self.dials, self._mask_faults, self._clocks, self._tap, self.began)
+        with failing_disk(disturber.disk_dials):
+            async with trio.open_nursery() as acting:
+                for arrival in plan.arrivals:
+                    acting.start_soon(clients.ask, arrival)
+                for fault in plan.faults:
+                    if fault.point is None:
+                        acting.start_soon(disturber.apply, fault)
+        self._seen.happened = disturber.happened
+        self._seen.resets += [fault.began_s for fault in disturber.happened if fault.kind == "reset cache"]
+        self._seen.applied += disturber.applied
 
     def num_engine_deaths(self) -> int:
         return 0 if self._runtime is None else sum(engine.num_deaths for engine in self._runtime.desk.pool)
 
     def _load(self, engine_id: int, config: EngineConfig) -> Executor:
-        executor = load_executor(config)
+        executor = loading.load_executor(config)
         assert isinstance(executor.backend, FakeBackend)
         dials = self.dials.setdefault(
             engine_id,
@@ -202,106 +178,58 @@ class _World:
         executor.backend.dials = dials
         return executor
 
-    # ------------------------------------------------------------ clients
-
-    async def _ask(self, runtime: Runtime, arrival: Arrival) -> None:
-        await trio.sleep_until(self.began + arrival.at_s)
-        watched = self._seen.watched[arrival.number] = Watched(self._now())
-        caller = Caller(tenant=arrival.tenant, client_request_id=f"client-{arrival.number}")
-        try:
-            ticket = runtime.desk.open(_encode(arrival), "simulation", caller)
-        except DeskClosed as error:
-            watched.refused, watched.ended_at = str(error), self._now()
-            return
-        leaving = trio.CancelScope()
-        if arrival.leaves_after_s is not None:
-            leaving.deadline = trio.current_time() + arrival.leaves_after_s
-        try:
-            with leaving:
-                async with trio.open_nursery() as nursery:
-                    if arrival.deadline_s is not None:
-                        nursery.start_soon(_expire, ticket, arrival.deadline_s)
-                    await ticket.start()
-                    await self._read(ticket, arrival, watched)
-                    nursery.cancel_scope.cancel()
-        finally:
-            ticket.leave()
-        watched.ended_at = self._now()
-        if not any(event[1] == "closed" for event in watched.events):
-            watched.left_at = watched.ended_at
-
-    async def _read(self, ticket: Any, arrival: Arrival, watched: Watched) -> None:
-        while True:
-            for event in await ticket.mailbox.get():
-                now = self._now()
-                match event:
-                    case Started():
-                        numbers = (event.prompt_tokens, event.cached_tokens, event.cache_write_tokens)
-                        watched.events.append((now, "started", *numbers))
-                    case Delta():
-                        reason = None if event.finish_reason is None else event.finish_reason.value
-                        watched.events.append((now, "delta", event.index, event.text, event.num_tokens, reason))
-                    case Closed():
-                        record = event.record
-                        told = {
-                            "outcome": record.outcome.value,
-                            "prompt_tokens": record.prompt_tokens,
-                            "cached_tokens": record.cached_tokens,
-                            "completion_tokens": record.completion_tokens,
-                            "cache_write_tokens": record.cache_write_tokens,
-                        }
-                        error = None if event.error is None else (event.error.kind.value, event.error.message)
-                        watched.events.append((now, "closed", told, error, event.is_final))
-                        if event.is_final:
-                            watched.was_safe = self._is_written(arrival.request_id, told["outcome"])
-                        self._tap.note(arrival.request_id, list(map(str, watched.events)))
-                        return
-            await trio.sleep(arrival.read_pause_s)
-
-    def _is_written(self, request_id: str, outcome: Any) -> bool:
-        """Return whether the closing record of a request is where a crash cannot lose it."""
-        if outcome == "rejected":
-            return True  # of these a bounded number is written, later where the disk is full
-        wanted = f'"request_id":"{request_id}"'.encode()
-        lines = self._storage.surviving(synced=self._plan.setup.fsync).split(b"\n")
-        return any(wanted in line and b'"kind":"closed"' in line for line in lines)
-
     # ------------------------------------------------------------ the end
 
-    async def _settle(self, runtime: Runtime) -> None:
-        """Wait until nothing is held any more, and note what still is when the time is up."""
+    async def _settle(self, runtime: Runtime, journal: DurableJournal) -> dict[str, int]:
+        """Wait until nothing is held any more, and note and return what still is when the time is up."""
+        leftovers: dict[str, int] = {}
         for _ in range(int(SETTLING_S / 0.25)):
             await trio.sleep(0.25)
-            if not (leftovers := _leftovers(runtime)):
+            leftovers = _leftovers(runtime, self._plan.setup)
+            if journal.trouble is not None:
+                leftovers["trouble with the ledger"] = 1
+            if not leftovers:
                 break
         self._seen.leftovers = leftovers
+        return leftovers
 
 
-def _encode(arrival: Arrival) -> Encode:
-    return Encode(
-        request_id=arrival.request_id,
-        prompts=(TokenPrompt(arrival.prompt),),
-        num_choices=arrival.num_choices,
-        max_tokens=arrival.max_tokens,
-        sampling=SamplingParams(max_tokens=1, temperature=arrival.temperature, seed=arrival.seed),
-        stop=arrival.stop,
-        include_stop=False,
-        skip_special_tokens=True,
-        domain=arrival.tenant,
-        prompt_param="prompt",
-        max_tokens_param="max_tokens",
-        priority=arrival.priority,
-        is_batch=arrival.is_batch,
-        cache_salt=arrival.salt,
-    )
+def _changes(setup: Setup, folder: str | None) -> dict[str, Any]:
+    """Return the settings that differ from those of other tests."""
+    changes: dict[str, Any] = {**setup.engine}
+    if setup.host_blocks:
+        changes["kv_host_memory"] = setup.host_blocks * BLOCK * SLOT_BYTES
+    if folder is not None:
+        changes |= {"kv_disk": folder, "kv_disk_size": setup.disk_blocks * RECORD_BYTES + (1 << 18)}
+    if setup.has_adapters:
+        changes["lora_modules"] = ADAPTER_FOLDERS
+    if "engine_roles" in changes:
+        changes["engine_roles"] = tuple(map(EngineRole, changes["engine_roles"]))
+    return changes
 
 
-async def _expire(ticket: Any, after_s: float) -> None:
-    await trio.sleep(after_s)
-    ticket.expire(after_s)
+@contextmanager
+def _stood_in_for(faults: MaskFaults) -> Iterator[None]:
+    """Put what needs no process in the place of the two sides of grammars."""
+    masks, checks = Masks(faults, GRAMMAR_LOST), Checks()
+    with (
+        mock.patch.object(loading, "_make_masks", lambda config: masks),
+        mock.patch.object(wiring, "make_grammar_pool", lambda *_, **__: checks),
+    ):
+        yield
 
 
-def _leftovers(runtime: Runtime) -> dict[str, int]:
+@contextmanager
+def _disk_of(setup: Setup) -> Iterator[str | None]:
+    """Make a folder for the tier on a disk, if there is one."""
+    if not setup.disk_blocks:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="quipu-simulation-") as folder:
+        yield folder
+
+
+def _leftovers(runtime: Runtime, setup: Setup) -> dict[str, int]:
     """Return what the server holds, apart from its caches."""
     desk, texts, jobs, routes = runtime.desk, runtime.text_store, runtime.job_store, runtime.route_store
     held: dict[str, int] = {
@@ -313,7 +241,11 @@ def _leftovers(runtime: Runtime) -> dict[str, int]:
         "routed sequences": len(routes.sequences) + len(routes.prefilling) + len(routes.groups),
         "unrouted sequences": len(routes.prompts) + len(routes.unrouted) + len(routes.unrouted_resumed),
         "prompts sent": len(routes.routing.sent),
+        "slots for submits": setup.engine["submit_slots"] - desk.sequences.slots.value,
+        "pending messages": len(runtime.entry_store.pending) + len(routes.reports),
     }
+    loads = routes.routing.loads
+    held["load that the router counts"] = int(loads.queued.sum() + loads.running.sum() + loads.blocks.sum())
     not_ready = sum(engine.ready is None or not engine.is_ready for engine in desk.pool)
     held["engines that are not ready"] = not_ready
     for engine_id, host in _hosts(runtime).items():

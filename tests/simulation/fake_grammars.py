@@ -1,0 +1,94 @@
+"""Grammars of a simulation: a rule for the next token that needs no library and no process.
+
+A grammar is a number. Which tokens may come next depends on it, on how many there are, and on the last one, so that an
+engine that has lost or repeated a token masks others. `Checks` stands for the web process's pool of grammar processes,
+`Masks` for an engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import attrs
+import numpy as np
+import trio
+
+from tests.simulation.arrival import FIRST_ID, NUM_IDS
+
+VOCABULARY = 4096
+CHECK_S = 0.004
+
+
+def allowed(grammar: int, answer: Sequence[int]) -> list[int]:
+    """Return the tokens that may follow an answer."""
+    last = answer[-1] if answer else 0
+    return [i for i in range(FIRST_ID, FIRST_ID + NUM_IDS) if (i * grammar + last + len(answer)) % 3]
+
+
+def next_token(grammar: int, answer: Sequence[int], drawn: int) -> int:
+    """Return what follows an answer where `drawn` would without a grammar."""
+    ids = allowed(grammar, answer)
+    return drawn if drawn in ids else ids[drawn % len(ids)]
+
+
+@attrs.define(eq=False)
+class MaskFaults:
+    """Shared by the engines of a run."""
+
+    num_to_lose: int = 0
+    """So many of the next masks cannot be computed, since their process has ended."""
+
+
+@attrs.define(eq=False)
+class Masks:
+    """Implements the executor's `MaskMaker`."""
+
+    faults: MaskFaults
+    lost: str
+    """Why a mask is lost, in the server's words."""
+
+    def prepare(self, grammar: Any) -> Future[Any]:
+        is_ready: Future[Any] = Future()
+        is_ready.set_result(None)
+        return is_ready
+
+    def begin(self, grammars: list[Any], drafts: Sequence[Sequence[int]] = ()) -> Callable[[], Sequence[Any]]:
+        masks: list[Any] = []
+        for grammar, draft in zip(grammars, drafts or [()] * len(grammars), strict=True):
+            text, answer = int(grammar.text), grammar.answer
+            masks += [self._mask(text, [*answer, *draft[:num]]) for num in range(len(draft) + 1)]
+        return lambda: masks
+
+    def _mask(self, grammar: int, answer: list[int]) -> Any:
+        if self.faults.num_to_lose:
+            self.faults.num_to_lose -= 1
+            return self.lost
+        bits = np.zeros(VOCABULARY, np.uint8)
+        bits[allowed(grammar, answer)] = 1
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def warm_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Checks:
+    """Implements the tokenizer's `GrammarChecks`: a grammar is known once it was checked."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+
+    def known(self, spec: Any, options: Any) -> str | None:
+        return spec.source if spec.source in self._known else None
+
+    async def check(self, spec: Any, options: Any) -> str:
+        await trio.sleep(CHECK_S)
+        self._known.add(spec.source)
+        return str(spec.source)

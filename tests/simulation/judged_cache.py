@@ -1,0 +1,137 @@
+"""Rules about the cache: nothing is found that cannot be there, and what must be there is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.simulation.arrival import BLOCK, STEP_S, Arrival
+from tests.simulation.evidence import Evidence, Record, common, is_afterwards
+from tests.simulation.seen import Watched
+
+SETTLED_S = 3 * STEP_S
+"""After a token has come, until what its pass has written can be found."""
+EPSILON_S = 1e-6
+
+
+def cached_is_possible(evidence: Evidence) -> Iterator[str]:
+    """No more is cached than the same tenant, with the same salt and adapter, has sent or got since the last reset."""
+    for arrival, watched, record in evidence.recorded():
+        cached = record.get("cached_tokens")
+        if not cached:
+            continue
+        name = arrival.request_id
+        if not evidence.engine["enable_prefix_caching"] or not arrival.reads_cache:
+            yield f"{name} has {cached} cached tokens, and reads no cache"
+        reset_s = evidence.last_reset(watched)
+        admitted_s = watched.opened_at + record["admitted_at"] - record["received_at"]
+        most = 0
+        for other, others in evidence.requests():
+            is_earlier = others.opened_at <= admitted_s + EPSILON_S and other.number != arrival.number
+            is_earlier &= others.ended_at >= reset_s  # nothing is found that was over when the cache was reset
+            # an engine may die before its admission is heard, and the next one find what it has computed
+            is_earlier |= other.number == arrival.number and bool(record.get("engine_deaths"))
+            if is_earlier and evidence.domain(other) == evidence.domain(arrival):
+                most = max(most, *(common(arrival.prompt, ids) for ids in evidence.sequences(other)))
+        if cached > most // BLOCK * BLOCK:
+            yield f"{name} has {cached} cached tokens; at most {most} were ever there"
+
+
+def cached_is_found(evidence: Evidence) -> Iterator[str]:
+    """Where one engine has room for everything and has lost nothing, what is there is found."""
+    setup = evidence.seen.plan.setup
+    if not (evidence.keeps_cache and evidence.has_room) or setup.num_engines > 1 or evidence.happened("add engine"):
+        return
+    yield from _found(evidence, list(evidence.recorded()))
+
+
+def cached_is_found_afterwards(evidence: Evidence) -> Iterator[str]:
+    """Whatever has happened, an engine that is alone finds what it has computed since."""
+    if len(evidence.seen.engines_left) == 1:
+        yield from _found(evidence, [one for one in evidence.recorded() if is_afterwards(one[0])])
+
+
+def _found(evidence: Evidence, recorded: list[tuple[Arrival, Watched, Record]]) -> Iterator[str]:
+    if not evidence.engine["enable_prefix_caching"]:
+        return
+    for arrival, watched, record in recorded:
+        if record.get("cached_tokens") is None or not arrival.reads_cache:
+            continue
+        least, reset_s = 0, evidence.last_reset(watched)
+        for other, others, _ in recorded:
+            if other.number == arrival.number or evidence.domain(other) != evidence.domain(arrival):
+                continue
+            if others.opened_at < reset_s:
+                continue
+            first = next((piece.at for piece in others.pieces if piece.num_tokens), None)
+            if first is not None and first + SETTLED_S < watched.opened_at:
+                least = max(least, common(arrival.prompt, other.prompt))
+            if others.has_finished and others.ended_at + SETTLED_S < watched.opened_at:
+                least = max(least, *(common(arrival.prompt, ids) for ids in evidence.sequences(other)))
+        least = min(least, len(arrival.prompt) - 1) // BLOCK * BLOCK
+        if record["cached_tokens"] < least:
+            yield f"{arrival.request_id} has {record['cached_tokens']} cached tokens; {least} were there"
+
+
+def loads_are_hits(evidence: Evidence) -> Iterator[str]:
+    """What was loaded from a tier is what requests say came from there, apart from those that do not say all."""
+    if not evidence.keeps_cache or evidence.metric("num_preemptions_total"):
+        return
+    for tier in evidence.seen.plan.setup.tiers:
+        loaded = evidence.metric("kv_tier_loaded_blocks_total", tier=tier) * BLOCK
+        said = unsaid = 0
+        for arrival, watched in evidence.requests():
+            record = evidence.record(arrival) or {}
+            said += record.get(f"cached_{tier}_tokens") or 0
+            if arrival.num_choices > 1 or not watched.has_finished:
+                unsaid += len(arrival.prompt) * arrival.num_choices
+        if not said <= loaded <= said + unsaid:
+            yield f"{loaded:g} tokens were loaded from {tier}, requests say {said}, and may not say {unsaid}"
+
+
+def written_once(evidence: Evidence) -> Iterator[str]:
+    """Where nothing is evicted or lost, each block is written by one request, and by one that has sent it."""
+    setup = evidence.seen.plan.setup
+    if not (evidence.keeps_cache and evidence.has_room) or setup.num_engines > 1 or evidence.happened("add engine"):
+        return
+    if evidence.seen.resets:
+        return  # what is computed again is written again
+    blocks: set[tuple[tuple[str, str, str], tuple[int, ...]]] = set()
+    written = 0
+    for arrival, _, record in evidence.recorded():
+        written += record.get("cache_write_tokens") or 0
+        ends = range(BLOCK, len(arrival.prompt) + 1, BLOCK)
+        blocks.update((evidence.domain(arrival), arrival.prompt[:end]) for end in ends)
+    if written > len(blocks) * BLOCK:
+        yield f"{written} tokens were written, in {len(blocks)} different blocks"
+    for arrival, watched, record in evidence.recorded():
+        if not watched.has_finished or not evidence.engine["enable_prefix_caching"]:
+            continue
+        shared = 0
+        for other, _ in evidence.requests():
+            if other.number != arrival.number and evidence.domain(other) == evidence.domain(arrival):
+                shared = max(shared, *(common(arrival.prompt, ids) for ids in evidence.sequences(other)))
+        alone = len(arrival.prompt) // BLOCK * BLOCK - shared // BLOCK * BLOCK
+        if (record.get("cache_write_tokens") or 0) < alone:
+            yield f"{arrival.request_id} wrote {record.get('cache_write_tokens')} tokens; {alone} are its own"
+
+
+def pins_are_kept(evidence: Evidence) -> Iterator[str]:
+    """What clients have marked, and nothing else, is kept; what they are billed for it lies before their marks."""
+    pinned: set[tuple[tuple[str, str, str], tuple[int, ...]]] = set()
+    reset_s = max(evidence.seen.resets, default=-1.0)
+    for arrival, watched, record in evidence.recorded():
+        last = max(arrival.mark_positions, default=0) // BLOCK * BLOCK
+        if watched.ended_at < reset_s - SETTLED_S:
+            last = 0  # a reset releases what was pinned
+        pinned.update((evidence.domain(arrival), arrival.prompt[:end]) for end in range(BLOCK, last + 1, BLOCK))
+        created = [record.get(f"created_{ttl}_tokens", 0) for ttl in ("5m", "1h")]
+        by_ttl = [0, 0]
+        so_far = 0
+        for mark, position in zip(arrival.marks, arrival.mark_positions, strict=True):
+            by_ttl[mark.is_long] += position // BLOCK * BLOCK - so_far
+            so_far = position // BLOCK * BLOCK
+        if any(num > most for num, most in zip(created, by_ttl, strict=True)):
+            yield f"{arrival.request_id} created {created} tokens, its marks allow {by_ttl}"
+    found = evidence.metric("kv_blocks", state="pinned")
+    if found > len(pinned) * max(1, len(evidence.seen.engines_left)):
+        yield f"{found:g} blocks are pinned, and {len(pinned)} were marked"

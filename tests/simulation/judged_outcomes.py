@@ -1,0 +1,130 @@
+"""Rules about how requests end: one outcome each, for a reason, in time, on an engine that was there for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.simulation.arrival import BLOCK, Arrival
+from tests.simulation.evidence import Evidence, is_afterwards
+from tests.simulation.seen import Watched
+
+ANSWER_LATE_S = 2.5
+"""How long the answer that a deadline has passed may take while actors are restarted..."""
+AT_ONCE_S = 0.1
+"""...and otherwise."""
+EPSILON_S = 1e-6
+DISK_FAULTS = ("disk full", "writes fail", "short writes", "syncs fail")
+
+
+def one_outcome(evidence: Evidence) -> Iterator[str]:
+    """Each request is answered once, unless its client has left, and has one record with the same outcome."""
+    for arrival, watched in evidence.requests():
+        name, ends = arrival.request_id, watched.ends
+        if len(ends) + (watched.left_at is not None) != 1:
+            yield f"{name} was answered {len(ends)} times, and left at {watched.left_at}"
+        records = evidence.records.get(name, [])
+        if len(records) != 1:
+            yield f"{name} has {len(records)} records"
+        for record in records:
+            if ends and ends[0].is_final and record["outcome"] != ends[0].told["outcome"]:
+                yield f"{name} was told {ends[0].told['outcome']}, its record says {record['outcome']}"
+            if watched.left_at is None and record["outcome"] == "cancelled":
+                yield f"{name} is cancelled, and its client has not left"
+            if watched.has_finished and record.get("fault") is not None:
+                yield f"{name} has finished, and its record says {record['fault']}"
+    known = {arrival.request_id for arrival, _ in evidence.requests()}
+    for stranger in evidence.records.keys() - known:
+        yield f"a record of {stranger}, which was never opened"
+
+
+def record_says_whose(evidence: Evidence) -> Iterator[str]:
+    """A record has its request's tenant, names, seed, adapter and number of choices."""
+    for arrival, _, record in evidence.recorded():
+        wanted = {
+            "tenant": arrival.tenant,
+            "client_request_id": f"client-{arrival.number}",
+            "endpoint": "simulation",
+            "model": arrival.adapter or "demo",
+            "adapter": evidence.digest_of(arrival) or None,
+            "seed": arrival.seed - (1 << 64) if arrival.seed >> 63 else arrival.seed,
+        }
+        if record["outcome"] == "finished":
+            wanted["num_choices"] = arrival.num_choices
+            wanted["finish_reason"] = evidence.answer(arrival).reason
+        for field, value in wanted.items():
+            if record.get(field) != value:
+                yield f"{arrival.request_id} has {field} {record.get(field)!r} instead of {value!r}"
+
+
+def outcome_has_a_reason(evidence: Evidence) -> Iterator[str]:
+    """A request fails, is rejected or cancelled only for a fault, its deadline or its client."""
+    for arrival, watched in evidence.requests():
+        if not watched.ends:
+            continue
+        name, outcome, error = arrival.request_id, watched.ends[0].told["outcome"], watched.ends[0].error
+        if evidence.is_too_long(arrival):
+            if outcome != "rejected" or error is None or error[0] not in ("invalid", "internal"):
+                yield f"{name}, which is too long, is {outcome}: {error}"
+            continue
+        if watched.has_finished:
+            continue
+        if error is None:
+            yield f"{name} is {outcome} without an error"
+        elif not (_is_told_why(evidence, arrival, outcome, error[0]) or _may_fail(evidence, arrival, watched)):
+            yield f"{name} is {outcome}: {error[1]}"
+
+
+def _is_told_why(evidence: Evidence, arrival: Arrival, outcome: str, kind: str) -> bool:
+    """Whether a request ends for its deadline, or for want of a place for its record."""
+    if arrival.deadline_s is not None and kind == "timeout":
+        return True
+    return outcome == "rejected" and evidence.happened(*DISK_FAULTS) and not is_afterwards(arrival)
+
+
+def _may_fail(evidence: Evidence, arrival: Arrival, watched: Watched) -> bool:
+    """Whether faults explain an error: a request may be blamed for two deaths, or fit in no pass.
+
+    Several passes in a row that raise may be those in which it is alone.
+    """
+    if is_afterwards(arrival):
+        return False
+    seen, record = evidence.seen, evidence.record(arrival)
+    amounts = {fault.number: fault.amount for fault in seen.plan.faults}
+    for fault in seen.happened:
+        if fault.kind == "fail passes" and amounts[fault.number] > 1:
+            return True
+        if fault.kind == "no memory" and amounts[fault.number] <= BLOCK:
+            return True
+        if fault.kind == "lose mask" and arrival.grammar:
+            return True
+    crashes = sum(watched.opened_at <= at <= watched.ended_at for at in seen.crash_times)
+    deaths = 0 if record is None else record.get("engine_deaths", 0)
+    return crashes >= 2 or deaths >= 2
+
+
+def deadlines_hold(evidence: Evidence) -> Iterator[str]:
+    """A client with a deadline is answered when it has passed, and not told so before."""
+    for arrival, watched in evidence.requests():
+        if arrival.deadline_s is None:
+            continue
+        due_s = watched.opened_at + arrival.deadline_s
+        late_s = AT_ONCE_S if evidence.is_quiet or is_afterwards(arrival) else ANSWER_LATE_S
+        if watched.ended_at > due_s + 2 * arrival.read_pause_s + late_s:
+            yield f"{arrival.request_id} was due at {due_s:g} and ended at {watched.ended_at:g} s"
+        for end in watched.ends:
+            if end.error is not None and end.error[0] == "timeout" and end.at < due_s - EPSILON_S:
+                yield f"{arrival.request_id} was told at {end.at:g} s that its deadline has passed, due at {due_s:g}"
+
+
+def drained_engine_gets_nothing(evidence: Evidence) -> Iterator[str]:
+    """An engine that was to end is gone in the end, and has admitted nothing that came after it was told."""
+    engines = {fault.number: fault.engine for fault in evidence.seen.plan.faults}
+    for fault in evidence.seen.happened:
+        if fault.kind != "drain engine":
+            continue
+        drained = engines[fault.number]
+        if drained in evidence.seen.engines_left:
+            yield f"engine {drained} was drained at {fault.began_s:g} s, and is still there"
+        for arrival, watched, record in evidence.recorded():
+            if watched.opened_at > fault.began_s and record.get("engine") == drained:
+                yield f"{arrival.request_id} came after engine {drained} was to end, and was admitted there"
