@@ -1,4 +1,4 @@
-"""Pages of the reference that are made of the code: the Python API, the commands with their flags, the metrics."""
+"""Pages of the reference that are made of the code: its index, the Python API, the commands with their flags."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from unittest import mock
 
 import quipu
-from quipu.actors.accountant.metrics import Metrics
-from quipu.actors.messages.tiers import Tier
 from quipu.web.cli.cli import COMMANDS, main, make_parser
 from quipu.web.cli.one_line_parser import commands_of
+
+from .metrics_page import metrics_page
 
 WIDTH = "100"
 
@@ -96,22 +96,3 @@ def _help(*command: str) -> str:
     ):
         main([*command, "--help"])
     return out.getvalue().rstrip()
-
-
-def metrics_page() -> str:
-    """Return a page with the metrics of a server."""
-    lines = [
-        "# Metrics",
-        "",
-        "`GET /metrics` in Prometheus's text format, under the names of vLLM's metrics with the prefix `quipu:`",
-        "([what each number means](../use/usage.md), [alerts](../operate/alerts.md)). Counters end in `_total`,",
-        "histograms have `_bucket`, `_sum` and `_count`.",
-        "",
-        "| metric | kind | what |",
-        "|---|---|---|",
-    ]
-    families = Metrics("demo", lower_tiers=tuple(Tier)).registry.collect()
-    for family in sorted(families, key=lambda family: family.name):
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        lines.append(f"| `{name}` | {family.type} | {family.documentation} |")
-    return "\n".join([*lines, ""])

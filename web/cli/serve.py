@@ -17,6 +17,7 @@ from functools import partial
 import attrs
 import structlog
 import trio
+from prometheus_client import CollectorRegistry
 
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.fleet.processes.child import kill_children
@@ -25,11 +26,11 @@ from quipu.actors.fleet.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.last_records import wait_accounts_closed
 from quipu.actors.ledger.database import LedgerError
 from quipu.actors.ledger.reconciling import parse_metrics
-from quipu.actors.ledger.service import LedgerConfig, LedgerGauges, open_ledger
+from quipu.actors.ledger.service import Ledger, LedgerConfig, LedgerGauges, open_ledger
 from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.request_desk.health import Health
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.response_store.response_store import StoreConfig, StoreGauges, open_store_if
+from quipu.actors.response_store.response_store import ResponseStore, StoreConfig, StoreGauges, open_store_if
 from quipu.actors.response_store.stored import StoreError
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
@@ -50,6 +51,7 @@ from ..options import AppOptions
 from ..telemetry import logs
 from ..telemetry.loop_watch import watch_loop
 from ..telemetry.metric_names import VLLM_NAMES
+from ..telemetry.tracing import Tracer
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .batch_flags import batch_settings, make_batches, running_batches
 from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
@@ -197,11 +199,7 @@ async def run_server(
             open_store_if(stored) as store,
             split(config, info, ledger.journal) as runtime,
         ):
-            runtime.metrics.registry.register(LedgerGauges(ledger))
-            tracer.count_in(runtime.metrics.registry)
-            if store is not None:
-                runtime.metrics.registry.register(StoreGauges(store))
-            logs.count_in(runtime.metrics.registry, log_writer)
+            export_metrics(runtime.metrics.registry, ledger, tracer, store, log_writer)
             ledger.counters = lambda: parse_metrics(runtime.metrics.render().decode())
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
@@ -231,6 +229,17 @@ async def run_server(
         # Only now that all accounts are closed: until then a second signal must kill the server, without a
         # KeyboardInterrupt.
         watching.cancel_scope.cancel()
+
+
+def export_metrics(
+    registry: CollectorRegistry, ledger: Ledger, tracer: Tracer, store: ResponseStore | None, log_writer: LogWriter
+) -> None:
+    """Add to a runtime's metrics those of everything else that a server has."""
+    registry.register(LedgerGauges(ledger))
+    tracer.count_in(registry)
+    if store is not None:
+        registry.register(StoreGauges(store))
+    logs.count_in(registry, log_writer)
 
 
 async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:

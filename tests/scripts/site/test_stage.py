@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from scripts.site.http_pages import slug
 from scripts.site.stage import FIRST_PAGE, places, stage
 from tests.web.api.openapi.full_apps import full_app
 
+WIRE_NAMES = Path(__file__).resolve().parents[2] / "wire_names.json"
 TOCTREE = re.compile(r"^```\{toctree\}\n(?::.*\n)*\n((?:.+\n)*?)```$", re.MULTILINE)
 
 
@@ -75,14 +77,24 @@ def test_bounds_and_defaults_are_shown(site: Path) -> None:
 
 
 def test_code_pages(site: Path) -> None:
-    """Every exported name, command and metric is in the reference."""
+    """Every exported name and command is in the reference."""
     read = {path.stem: path.read_text("utf-8") for path in (site / "reference").glob("*.md")}
     python = (site / "reference/python/index.md").read_text("utf-8")
     assert all(f":: quipu.{name}\n" in python for name in quipu.__all__)
     assert {"## quipu serve", "## quipu ledger verify-receipt", "## quipu bench latency"} <= set(
         read["commands"].splitlines()
     )
-    assert "--kv-cache-memory" in read["commands"] and "| `quipu:prompt_tokens_total` | counter |" in read["metrics"]
+    assert "--kv-cache-memory" in read["commands"]
+
+
+def test_metrics_page_has_every_metric(site: Path) -> None:
+    """The page has what a real server exports, with everything turned on: what `test_wire_names.py` has found there."""
+    rows = re.findall(
+        r"^\| `([\w:]+)` \| (\w+) \| \S", (site / "reference/metrics.md").read_text("utf-8"), re.MULTILINE
+    )
+    kinds = {name: kind for name, (kind, *_) in json.loads(WIRE_NAMES.read_text())["metrics"].items()}
+    of_server = {f"{name}_total" if kind == "counter" else name: kind for name, kind in kinds.items()}
+    assert dict(rows) == {name: kind for name, kind in of_server.items() if not name.endswith("_created")}
 
 
 def test_links_follow_their_pages(site: Path) -> None:
