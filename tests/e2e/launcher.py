@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,11 @@ class Launcher:
         self._one_at_a_time = threading.Lock()
         self._reaped: dict[int, int] = {}
 
-    def launch(self, arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> Launched:
-        """Start `quipu ARGUMENTS` in `folder`, with these descriptors for its output, our environment and our CPUs."""
-        request = {"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)}
+    def launch(
+        self, arguments: Sequence[str], folder: Path, stdout: int, stderr: int, environment: Mapping[str, str]
+    ) -> Launched:
+        """Start `quipu ARGUMENTS` in `folder`, with these descriptors for its output, this environment and our CPUs."""
+        request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
         request["cpus"] = sorted(os.sched_getaffinity(0))
         return Launched(self, self._ask(request, [stdout, stderr]))
 
@@ -111,14 +113,16 @@ _launcher: Launcher | None = None
 _starting = threading.Lock()
 
 
-def launch(arguments: Sequence[str], folder: Path, stdout: int, stderr: int) -> Launched:
+def launch(
+    arguments: Sequence[str], folder: Path, stdout: int, stderr: int, *, environment: Mapping[str, str] = os.environ
+) -> Launched:
     """Call `Launcher.launch` of this session's launcher."""
     global _launcher
     with _starting:
         if _launcher is None:
             _launcher = Launcher()
             atexit.register(_launcher.close)
-    return _launcher.launch(arguments, folder, stdout, stderr)
+    return _launcher.launch(arguments, folder, stdout, stderr, environment)
 
 
 def run_launcher(link: socket.socket) -> Callable[[], int]:

@@ -6,12 +6,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.servers import PATIENCE_S, QUIPU
+from tests.e2e.script_quipu import quipu_for_scripts
+from tests.e2e.servers import PATIENCE_S
 from tests.processes import free_ports
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "bill.md"
@@ -34,27 +32,28 @@ def pattern(text: str) -> str:
     return r"\S+".join(map(re.escape, text.split("\u2026")))
 
 
-@pytest.mark.slow  # ten commands and the demo model: ten seconds
 def test_the_walk(tmp_path: Path) -> None:
     """Keys, requests, reports, the receipt and the checks of the books: every line is as on the page."""
     walk = blocks()
     script = "".join(f"{commands}echo '{MARK}'\n" for commands, _ in walk)
     script = script.replace("serve demo ", "serve demo --port $PORT ").replace("127.0.0.1:8000", "127.0.0.1:$PORT")
-    paths = os.pathsep.join((str(QUIPU.parent), str(Path(sys.executable).parent), os.environ["PATH"]))
-    with subprocess.Popen(
-        ["bash", "-uc", script],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": paths, "PORT": str(free_ports(1)[0])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as shell:
-        try:
-            printed = shell.communicate(timeout=2 * PATIENCE_S)[0].split(f"{MARK}\n")
-        finally:
-            if shell.poll() is None:
-                os.killpg(shell.pid, signal.SIGKILL)
+    with quipu_for_scripts(tmp_path / "bin") as path:
+        folder = tmp_path / "empty"
+        folder.mkdir()
+        with subprocess.Popen(
+            ["bash", "-uc", script],
+            cwd=folder,
+            env={**os.environ, "PATH": path, "PORT": str(free_ports(1)[0])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as shell:
+            try:
+                printed = shell.communicate(timeout=2 * PATIENCE_S)[0].split(f"{MARK}\n")
+            finally:
+                if shell.poll() is None:
+                    os.killpg(shell.pid, signal.SIGKILL)
     for (commands, said), found in zip(walk, printed, strict=False):
         assert re.fullmatch(pattern(said), found), f"{commands}\nprinted:\n{found}"
     assert len(printed) == len(walk) + 1
