@@ -12,8 +12,11 @@ import attrs
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "quipu.json"
+PICTURE = ROOT / "docs" / "pictures" / "dashboard.svg"
+"""Of the panels in the first rows; `python -m tests.deploy.pictures` draws it."""
 WIDTH = 24
 """Of Grafana's grid."""
+NUM_PICTURED_ROWS = 3
 
 
 @attrs.frozen
@@ -25,6 +28,13 @@ class Query:
 def read_dashboard() -> dict[str, Any]:
     dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return dashboard
+
+
+def pictured_panels() -> list[dict[str, Any]]:
+    """Return the panels that are in the picture."""
+    panels: list[dict[str, Any]] = read_dashboard()["panels"]
+    rows = [panel["gridPos"]["y"] for panel in panels if panel["type"] == "row"]
+    return [panel for panel in panels if panel["gridPos"]["y"] < rows[NUM_PICTURED_ROWS]]
 
 
 def queries() -> Iterator[Query]:

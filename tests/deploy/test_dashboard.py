@@ -5,12 +5,15 @@ That Prometheus accepts its queries, and Grafana's schema its fields, is checked
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from html import escape
 
 import pytest
 
-from tests.deploy.dashboard import WIDTH, Query, queries, read_dashboard
+from tests.deploy.dashboard import PICTURE, WIDTH, Query, pictured_panels, queries, read_dashboard
 from tests.deploy.exported import exported_samples, wrong_names
+from tests.deploy.panel_drawing import Series, draw_dashboard, named
 from tests.deploy.promql import selectors
 
 QUERIES = list(queries())
@@ -73,3 +76,28 @@ def test_layout() -> None:
         cells = {(place["x"] + right, place["y"] + down) for right in range(place["w"]) for down in range(place["h"])}
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_picture_has_the_panels_of_today() -> None:
+    """The picture in the documents has each panel of the first rows (`python -m tests.deploy.pictures` draws it)."""
+    picture = PICTURE.read_text("utf-8")
+    assert [panel["title"] for panel in pictured_panels() if f">{escape(panel['title'])}</text>" not in picture] == []
+
+
+def test_panels_are_drawn() -> None:
+    """A panel's largest value reaches its top, 0 its bottom, and the legend has the last values; no data says so."""
+    place = {"gridPos": {"x": 0, "y": 0, "w": 8, "h": 8}, "fieldConfig": {"defaults": {"unit": "s"}}}
+    panels = [{**place, "type": "timeseries", "title": "Waits"}, {**place, "type": "stat", "title": "Now"}]
+    drawn = {
+        "Waits": [Series("p50", ((10.0, 0.0), (11.0, 0.5))), Series("p99", ((10.0, 1.0), (11.0, 2.0)))],
+        "Now": [],
+    }
+    picture = draw_dashboard(panels, lambda panel: drawn[panel["title"]])
+    first, second = re.findall(r'points="([^"]+)"', picture)
+    assert first == "58.0,168.0 384.0,133.5" and second == "58.0,99.0 384.0,30.0"
+    assert ">p50 500 ms</text>" in picture and ">p99 2 s</text>" in picture and picture.count(">no data</text>") == 1
+
+
+def test_series_are_named_by_their_labels() -> None:
+    """A legend's labels are replaced by those of the series."""
+    assert named("{{tier}} stored", {"tier": "host"}) == "host stored"

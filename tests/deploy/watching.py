@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,30 @@ def check_with_prometheus(folder: Path) -> str:
 
     A query may find nothing only if the server has none of a metric's series, such as those of adapters.
     """
-    executable = program("prometheus", "prometheus")
     flags = ["--executor", "fake", "--fake-step-seconds", "0", "--engines", "2", "--num-blocks", "60"]
     flags += ["--kv-host-memory", "1MiB", "--response-store", "1h"]
-    with ExitStack() as stack:
-        collector = stack.enter_context(collecting())
+    with collecting() as collector:
         flags += ["--otlp-traces-endpoint", collector.url, "--usage-webhook", f"{collector.url}/usage"]
+        with watched(folder, *flags) as (server, prometheus):
+            num_scraped = 0
+            while num_scraped < NUM_SCRAPES:
+                for number in range(10):
+                    _load(server, 10 * num_scraped + number)
+                num_scraped = prometheus.num_scrapes()
+            server.wait_at_rest()
+            eventually(prometheus.has_evaluated, "Prometheus has evaluated all rules")
+            prometheus.check_rules()
+            num_queries = prometheus.check_queries()
+    return f"{num_queries} queries and {len(read_rules())} rules on a real server"
+
+
+@contextmanager
+def watched(folder: Path, *flags: str) -> Iterator[tuple[Server, Prometheus]]:
+    """Run a server, and a Prometheus that scrapes it every second and has the rules. Raises CannotRun."""
+    executable = program("prometheus", "prometheus")
+    with ExitStack() as stack:
         server = stack.enter_context(serving(folder / "served", *flags))
-        prometheus = _Prometheus(f"http://127.0.0.1:{_free_port()}")
+        prometheus = Prometheus(f"http://127.0.0.1:{_free_port()}")
         configuration = yaml.safe_load(RULES.with_name("prometheus.yml").read_text())
         configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         configuration["scrape_configs"][0]["static_configs"] = [{"targets": [server.url.removeprefix("http://")]}]
@@ -81,16 +98,7 @@ def check_with_prometheus(folder: Path) -> str:
         command += ["--web.listen-address", prometheus.url.removeprefix("http://")]
         stack.enter_context(running(*command, log_path=folder / "prometheus.log", cwd=folder))
         eventually(prometheus.is_ready, "Prometheus is ready")
-        num_scraped = 0
-        while num_scraped < NUM_SCRAPES:
-            for number in range(10):
-                _load(server, 10 * num_scraped + number)
-            num_scraped = prometheus.num_scrapes()
-        server.wait_at_rest()
-        eventually(prometheus.has_evaluated, "Prometheus has evaluated all rules")
-        prometheus.check_rules()
-        num_queries = prometheus.check_queries()
-    return f"{num_queries} queries and {len(read_rules())} rules on a real server"
+        yield server, prometheus
 
 
 def _load(server: Server, number: int) -> None:
@@ -109,7 +117,9 @@ def _free_port() -> int:
         return port
 
 
-class _Prometheus:
+class Prometheus:
+    """A running Prometheus."""
+
     def __init__(self, url: str) -> None:
         self.url = url
 
@@ -122,6 +132,15 @@ class _Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the samples of an instant query. Raises Failed."""
         answer = httpx.post(f"{self.url}/api/v1/query", data={"query": expression}, timeout=PATIENCE_S).json()
+        if answer["status"] != "success":
+            raise Failed(f"{answer['error']}: {expression}")
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    def query_range(self, expression: str, *, start: float, end: float) -> list[dict[str, Any]]:
+        """Return the series of a query, a value each second. Raises Failed."""
+        data = {"query": expression, "start": start, "end": end, "step": "1"}
+        answer = httpx.post(f"{self.url}/api/v1/query_range", data=data, timeout=PATIENCE_S).json()
         if answer["status"] != "success":
             raise Failed(f"{answer['error']}: {expression}")
         found: list[dict[str, Any]] = answer["data"]["result"]
