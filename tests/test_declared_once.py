@@ -87,7 +87,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_setting_has_a_flag(found: Any) -> None:
     """The flag of a new setting is parsed, has the declared default and appears in `--help`."""
     assert found["setting"]["default"] == 7
-    assert "--made-up-limit MADE_UP_LIMIT of nothing (default: 7)" in found["setting"]["help"]
+    assert "--made-up-limit N of nothing (default: 7)" in found["setting"]["help"]
 
 
 def test_setting_is_bounded(found: Any) -> None:

@@ -19,6 +19,7 @@ class SpeculativeSettings(TierSettings):
         help="verify several guessed tokens in one step: `ngram` guesses what followed the same tokens earlier in the "
         "sequence, `suffix` also what followed them in recent outputs of the same tenant "
         "(docs/operate/speculative-decoding.md)",
+        group="speculation",
     )
     num_speculative_tokens: int = setting(
         16,
@@ -27,6 +28,7 @@ class SpeculativeSettings(TierSettings):
         maximum=MAX_DEPTH,
         metavar="N",
         help="maximum number of guessed tokens of one sequence in a step",
+        group="speculation",
     )
     speculative_costs: tuple[tuple[int, float], ...] | None = setting(
         None,
@@ -36,6 +38,7 @@ class SpeculativeSettings(TierSettings):
         help="what a step of so many tokens costs, in any unit, from which the number of guesses follows; "
         "by default measured when an engine starts",
         resolved="measured",
+        group="speculation",
     )
     speculative_kv_cost: float = setting(
         0.0,
@@ -43,4 +46,5 @@ class SpeculativeSettings(TierSettings):
         minimum=0,
         metavar="COST",
         help="with --speculative-costs, what it costs in addition if a token reads the KV of 1,000 others",
+        group="speculation",
     )

@@ -25,12 +25,14 @@ class TierSettings:
         metavar="SIZE",
         help="host memory of each engine for KV blocks evicted from the device, where later prompts find them, for "
         "example 16GiB (docs/operate/tiers.md)",
+        group="tiers",
     )
     kv_disk: str | None = setting(
         None,
         "--kv-disk",
         metavar="PATH",
         help="folder on a local disk in which each engine keeps KV blocks, which outlive it (docs/operate/tiers.md)",
+        group="tiers",
     )
     kv_disk_size: int | None = setting(
         None,
@@ -38,6 +40,7 @@ class TierSettings:
         reader="size",
         metavar="SIZE",
         help="bytes that each engine may use of --kv-disk, for example 500GiB",
+        group="tiers",
     )
     kv_disk_write_rate: int | None = setting(
         None,
@@ -46,6 +49,7 @@ class TierSettings:
         metavar="SIZE",
         help="bytes that each engine may write to --kv-disk in a second, for example 200MiB",
         resolved="unlimited",
+        group="tiers",
     )
     kv_remote: str | None = setting(
         None,
@@ -53,6 +57,7 @@ class TierSettings:
         metavar="URL",
         help="object store in which servers share KV blocks: s3://BUCKET/PREFIX, gs://…, az://… or file:///FOLDER; "
         "needs the extra `remote` (docs/operate/tiers.md)",
+        group="tiers",
     )
     kv_remote_secret: str | None = setting(
         None,
@@ -60,12 +65,14 @@ class TierSettings:
         metavar="FILE",
         help="secret that the servers of one deployment share: names of objects are made with it, and objects are "
         "authenticated",
+        group="tiers",
     )
     kv_remote_encrypt: str | None = setting(
         None,
         "--kv-remote-encrypt",
         metavar="KEYFILE",
         help="32 bytes, with which objects are encrypted (AES-GCM), for buckets that others can read",
+        group="tiers",
     )
     kv_store: str = setting(
         "all",
@@ -73,6 +80,7 @@ class TierSettings:
         choices=("all", "reused"),
         help="KV blocks to store in tiers that outlive the engine: all, or those of long prompts, pinned ones, and "
         "those that a second prompt has in common",
+        group="tiers",
     )
 
     kv_quota: int | None = setting(
@@ -82,14 +90,16 @@ class TierSettings:
         metavar="SIZE",
         help="bytes of KV blocks that one tenant may have in each tier of each engine below the device",
         resolved="all of it",
+        group="tiers",
     )
     kv_load: str = setting(
         "auto",
         "--kv-load",
         choices=("always", "auto", "never"),
         help="when to load KV blocks from lower tiers; `auto`: where that is faster than computing them, as measured",
+        group="tiers",
     )
-    kv_load_costs: str | None = setting(None, "--kv-load-costs")
+    kv_load_costs: str | None = setting(None, "--kv-load-costs", group="tiers")
     """For tests: JSON with costs to decide by instead of measured ones: `compute_s` per token, and by tier `latency_s`
     and `block_s`."""
 

@@ -24,7 +24,7 @@ from quipu.actors.threads import run_in_thread
 from ..auth.key_file import KeyEntry, KeyFileError, check_entry, hash_key, new_key, render_entry
 from ..auth.keys import KeyStore, given_keys
 from .command_output import complain
-from .one_line_parser import OneLineParser
+from .one_line_parser import OneLineParser, add_command
 from .server_flags import ADMIN_KEY_VARIABLE
 
 API_KEY_VARIABLE = "QUIPU_API_KEY"
@@ -90,13 +90,13 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu keys", description="Create API keys for a key file.")
     actions = parser.add_subparsers(dest="action", required=True)
-    new = actions.add_parser("new", help="create a key: prints its entry to stdout and the key itself, once, to stderr")
+    new = add_command(actions, "new", "create a key: prints its entry to stdout and the key itself, once, to stderr")
     new.add_argument("--tenant", required=True, help="who pays, and whose cache its requests share")
-    new.add_argument("--name", required=True, help="for humans")
+    new.add_argument("--name", required=True, help="what the key is called in reports and in the log")
     new.add_argument("--admin", action="store_true", help="may also use admin routes")
     new.add_argument("--priority", action="store_true", help="its requests may set a `priority`")
     new.add_argument("--adapters", nargs="*", metavar="NAME", help="the adapters that it may use (default: all)")
-    actions.add_parser("hash", help="read a key from stdin and print its hash for the key file")
+    add_command(actions, "hash", "read a key from stdin and print its hash for the key file")
     return parser
 
 

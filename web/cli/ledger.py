@@ -33,7 +33,7 @@ from quipu.actors.ledger.reconciling import ServerAccount, parse_metrics, reconc
 from .command_output import EXIT_FAILED, complain, silence
 from .command_progress import command_progress, counted
 from .ledger_flags import add_place_flags, ledger_place
-from .one_line_parser import OneLineParser
+from .one_line_parser import OneLineParser, add_command
 from .receipt_command import add_receipt_action, verify_receipt
 from .server_flags import ADMIN_KEY_VARIABLE
 
@@ -50,19 +50,19 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu ledger", description="Verify, export or reconcile the usage ledger.")
     actions = parser.add_subparsers(dest="action", required=True)
-    check = actions.add_parser("verify", help="check that no record was changed, lost or damaged")
-    out = actions.add_parser("export", help="export the records")
-    compare = actions.add_parser("reconcile", help="compare the ledger's sums with the counters")
+    check = add_command(actions, "verify", "check that no record was changed, lost or damaged")
+    out = add_command(actions, "export", "export the records as CSV, JSON lines or Parquet")
+    compare = add_command(actions, "reconcile", "compare the ledger's sums with the server's counters")
     receipt = add_receipt_action(actions)
     for action in (check, receipt, out, compare):
         add_place_flags(action.add_argument)
     for action in (check, receipt, compare):
         action.add_argument("--json", action="store_true", help="print JSON")
-    out.add_argument("--format", choices=[str(one) for one in ExportFormat], default="csv")
+    out.add_argument("--format", choices=[str(one) for one in ExportFormat], default="csv", help="of the output")
     since = "records closed at this time or later: 24h, 7d, or ISO 8601"
     out.add_argument("--since", type=moment, metavar="TIME", help=since)
     out.add_argument("--until", type=moment, metavar="TIME", help="records closed before this time")
-    out.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
+    out.add_argument("--output", type=Path, metavar="FILE", help="where it is written (default: standard output)")
     metrics = f"metrics of the running server: http://HOST:PORT/metrics; with the key in {ADMIN_KEY_VARIABLE}"
     compare.add_argument("--metrics-url", metavar="URL", help=metrics)
     return parser

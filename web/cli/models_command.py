@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu models", description="List the models on this machine, and which can be served.")
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="besides the hub's cache")
+    folders_help = "folders to look into, besides the hub's cache"
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=folders_help)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -16,8 +16,20 @@ from .foreign_flags import advice_of
 _MAX_QUOTED = 100
 
 
+MOST_FLAGS_IN_USAGE = 12
+"""Beyond that the first line of a help does not list them."""
+
+
 class _DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
     """Appends the default of a flag to its help, unless that speaks of it; puts each command on one line."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        optional = [action for action in actions if action.option_strings and not action.required]
+        if usage is None and len(optional) > MOST_FLAGS_IN_USAGE:
+            others = [action for action in actions if action not in optional]
+            shown = [f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar) for action in others]
+            usage = " ".join(["%(prog)s", *shown, "[FLAG ...]"])
+        super().add_usage(usage, actions, groups, prefix)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
@@ -37,6 +49,9 @@ class OneLineParser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _DefaultsFormatter, **options})
+
+    def add_subparsers(self, **options: Any) -> Any:
+        return super().add_subparsers(**{"title": "commands", "metavar": "COMMAND", **options})
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
@@ -84,6 +99,11 @@ class OneLineParser(argparse.ArgumentParser):
         listed = "commands" if commands_of(self) else "flags"
         print(f"{self.prog}: error: {line} (`{self.prog} --help` lists all {listed})", file=sys.stderr)
         sys.exit(2)
+
+
+def add_command(commands: Any, name: str, text: str, **options: Any) -> Any:
+    """Add a command's command, of which `text` says in both helps what it does; return its parser."""
+    return commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", **options)
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Sequence[argparse.Action]:

@@ -95,5 +95,11 @@ def make_parser() -> OneLineParser:
         "int8: one scale a row; w8a8: the same, for int8 activations; int4: one scale for each group of 32 or 128"
     )
     add("--format", choices=FORMATS, required=True, help=format_help)
-    add("--max-shard-size", type=parse_size, default=5 * 10**9, metavar="SIZE", help="of one file (default: 5GB)")
+    add(
+        "--max-shard-size",
+        type=parse_size,
+        default=5 * 10**9,
+        metavar="SIZE",
+        help="maximum size of one file (default: 5GB)",
+    )
     return parser

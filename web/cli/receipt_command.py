@@ -23,12 +23,15 @@ from quipu.actors.ledger.receipt_keys import PublicKey, read_key_set
 from ..api.admin.shown_record import shown_record
 from .command_output import EXIT_FAILED
 from .ledger_flags import ledger_place
+from .one_line_parser import add_command
 
 _SHOWN = ("request_id", "tenant", "model", "outcome", "fault", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 def add_receipt_action(actions: Any) -> argparse.ArgumentParser:
-    action: argparse.ArgumentParser = actions.add_parser("verify-receipt", help="check a receipt of a request")
+    action: argparse.ArgumentParser = add_command(
+        actions, "verify-receipt", "check a receipt: its signature, its proof and, with the ledger, its record"
+    )
     action.add_argument(
         "file", metavar="FILE", help="the receipt, as GET /v1/usage/{request_id}/receipt returned it; - for stdin"
     )

@@ -74,6 +74,8 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         "default), nowhere (vllm), or that file in a folder",
     )
     add_settings(command.add_argument_group("engine, weights and KV cache").add_argument, "engine")
+    add_settings(command.add_argument_group("tiers of the KV cache below the device").add_argument, "tiers")
+    add_settings(command.add_argument_group("speculative decoding").add_argument, "speculation")
     add = command.add_argument_group("adapters").add_argument
     add_lora_flags(add)
     add_settings(add, "adapters")

@@ -16,9 +16,10 @@ def add_server_flags(add: Callable[..., Any]) -> None:
         "--base-url",
         type=url,
         default="http://127.0.0.1:8000",
+        metavar="URL",
         help="URL of the server, with or without /v1 (default: %(default)s)",
     )
-    add("--api-key", type=visible, help=f"sent as a bearer token (default: ${KEY_VARIABLE})")
+    add("--api-key", type=visible, metavar="KEY", help=f"sent as a bearer token (default: ${KEY_VARIABLE})")
 
 
 def url(text: str) -> str:

@@ -51,7 +51,8 @@ def _add(add: Callable[..., Any], setting: Setting) -> None:
     if setting.reader == "switch":
         options["action"] = argparse.BooleanOptionalAction
     else:
-        options |= {"type": _READERS[setting.reader](setting.bounds), "metavar": setting.metavar}
+        metavar = setting.metavar or ("N" if setting.reader in ("integer", "number") and not setting.choices else None)
+        options |= {"type": _READERS[setting.reader](setting.bounds), "metavar": metavar}
     if setting.choices:
         options["choices"] = setting.choices
     add(*setting.flags, **options)

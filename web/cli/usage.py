@@ -52,10 +52,18 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> OneLineParser:
     parser = OneLineParser(prog="quipu usage", description="Show usage by model, key or tenant.")
     add = parser.add_argument
-    add("--since", type=_moment, default="24h", metavar="TIME", help="24h, 7d, or ISO 8601")
-    add("--until", type=_moment, metavar="TIME", help="closed before this time, in the same formats")
-    add("--by", type=_groups, default=(), metavar="NAMES", help=f"group by, comma-separated: {', '.join(GROUPS)}")
-    add("--bucket", choices=list(WIDTHS), help="group by minute, hour or day (UTC)")
+    add(
+        "--since",
+        type=_moment,
+        default="24h",
+        metavar="TIME",
+        help="only requests that ended since then: 24h, 7d (ago), or ISO 8601",
+    )
+    add("--until", type=_moment, metavar="TIME", help="only requests that ended before then, in the same formats")
+    add(
+        "--by", type=_groups, default=(), metavar="NAMES", help=f"a line for each, comma-separated: {', '.join(GROUPS)}"
+    )
+    add("--bucket", choices=list(WIDTHS), help="a line for each minute, hour or day (UTC)")
     add("--retries", choices=RETRIES, default="count", help="`collapse`: a request and its retries count once")
     add("--tenant", action="append", default=[], metavar="NAME", help="only this tenant; may be repeated")
     add("--prices", type=Path, metavar="FILE", help="prices of tokens: adds what they cost")

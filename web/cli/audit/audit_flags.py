@@ -34,7 +34,12 @@ def make_parser() -> OneLineParser:
     add("--metrics-url", type=_url, metavar="URL", help="Prometheus' counters of that server, such as URL/metrics")
     add("--pressure", action="store_true", help="also fill the cache, so that others' prompts are evicted")
     add("--prompt-tokens", type=_length, default=1200, metavar="N", help="length of the prompts, about")
-    add("--prompt-format", choices=["auto", "ids", "text"], default="auto", help="of prompts of /v1/completions")
+    add(
+        "--prompt-format",
+        choices=["auto", "ids", "text"],
+        default="auto",
+        help="how /v1/completions gets them",
+    )
     add("--budget", type=_positive, default=400_000, metavar="TOKENS", help="stop before more tokens are used")
     add("--concurrency", type=_positive, default=4, metavar="N", help="most requests at a time")
     add("--timeout", type=_seconds, default=120.0, metavar="S", help="time after which a request has failed")

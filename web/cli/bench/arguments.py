@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..one_line_parser import OneLineParser
+from ..one_line_parser import OneLineParser, add_command
 from ..server_flags import add_server_flags
 from .report import METRICS
 from .values import count, finite, header, json_object, metrics, percentiles, positive, rate, ratio
@@ -25,11 +25,11 @@ OFFLINE = {
 
 
 def make_serve_parser() -> OneLineParser:
-    parser = OneLineParser(prog="quipu bench", description="measure a server or an engine")
+    parser = OneLineParser(prog="quipu bench", description="Measure a server or an engine.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, help_text in OFFLINE.items():  # they have parsers of their own, see offline_arguments.py
-        commands.add_parser(name, help=help_text)
-    serve = commands.add_parser("serve", help=ONLINE)
+        add_command(commands, name, help_text)
+    serve = add_command(commands, "serve", ONLINE)
     serve.add_argument("--quick", action=Quick, const=QUICK_DATASET, help="a smoke test: three short requests")
     _add_target(serve.add_argument_group("server"))
     add_dataset(serve.add_argument_group("dataset"))
@@ -150,8 +150,10 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     add("--save-result", type=Path, metavar="FILE", help=file_help)
     add("--save-detailed", action="store_true", help="include a row for each request in the saved JSON")
     names = list(METRICS)
-    add("--percentile-metrics", type=metrics, default=names, metavar="NAMES", help=f"(default: {','.join(names)})")
-    add("--metric-percentiles", type=percentiles, default=[90.0, 99.0], metavar="P,P", help="(default: 90,99)")
+    names_help = f"times whose percentiles are reported (default: {','.join(names)})"
+    add("--percentile-metrics", type=metrics, default=names, metavar="NAMES", help=names_help)
+    percentiles_help = "which percentiles (default: 90,99)"
+    add("--metric-percentiles", type=percentiles, default=[90.0, 99.0], metavar="P,P", help=percentiles_help)
     add("--disable-tqdm", action="store_true", help="no progress bar")
 
 

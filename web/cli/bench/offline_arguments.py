@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from ..one_line_parser import OneLineParser
+from ..one_line_parser import OneLineParser, add_command
 from ..serve_flags import add_serve_flags
 from .arguments import CHAT, COMPLETIONS, FROM_FILES, OFFLINE, QUICK_DATASET, Quick, add_dataset
 from .values import count, positive
@@ -47,11 +47,11 @@ def parse_offline(argv: Sequence[str]) -> Offline:
 
 
 def make_offline_parser() -> OneLineParser:
-    parser = OneLineParser(prog="quipu bench", description="measure an engine, without a server")
+    parser = OneLineParser(prog="quipu bench", description="Measure an engine, without a server.")
     commands = parser.add_subparsers(dest="command", required=True)
     latency, throughput = (
         # An abbreviation of one of these might be a flag of `quipu serve`.
-        commands.add_parser(name, help=help_text, epilog=EPILOG, allow_abbrev=False)
+        add_command(commands, name, help_text, epilog=EPILOG, allow_abbrev=False)
         for name, help_text in OFFLINE.items()
     )
     for command in (latency, throughput):

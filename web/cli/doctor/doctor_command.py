@@ -70,6 +70,6 @@ def make_parser() -> OneLineParser:
         metavar="PORT",
         help="port that it is to listen on",
     )
-    add("--data-dir", type=Path, default=Path("data"), metavar="FOLDER", help="folder of its usage records")
+    add("--data-dir", type=Path, default=Path("data"), metavar="FOLDER", help="folder for its data (default: data)")
     add("--json", action="store_true", help="print JSON")
     return parser
