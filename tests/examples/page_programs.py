@@ -1,7 +1,7 @@
 """What the programs in the documents' shell blocks do in the tests: sent to a server, run, parsed, or not run.
 
 `Programs.answer` has one method for each. What only parses its arguments costs nothing; what is sent or run must
-succeed. `NOT_RUN` says why the others are not run.
+succeed. A server is not started: its flags, files and settings are read. `NOT_RUN` says why the others are not run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import itertools
 import json
 import os
 import re
+import resource
 import secrets
 import shlex
+import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,8 +31,10 @@ import jsonschema
 
 from quipu.web.cli.cli import main as quipu
 from tests.e2e.servers import Server
+from tests.processes import eventually
 
 from .page_blocks import ROOT
+from .page_commands import batches_on, lightened, resolve_server
 from .page_shell import Call, Done
 
 NOT_RUN: Mapping[str, str] = {
@@ -52,8 +56,8 @@ NOT_RUN: Mapping[str, str] = {
     "jq": "it is not installed, and formats what a page does not show",
 }
 """Programs that are not run, and why. Files among their arguments must exist."""
-RUN = {"chat", "explain", "keys", "ledger", "models", "usage"}
-"""Commands that are run. Of others only the flags are checked: they start engines, send much or run for ever."""
+RUN = {"chat", "completion", "explain", "keys", "ledger", "models", "usage"}
+"""Commands that are run as they are. Those in `page_commands.py` are run with less to do; servers are not started."""
 OTHERS = ("curl", "make", "python", "python3", "quipu")
 FOREIGN_MODELS = re.compile(r"^[A-Z]\w*/")
 """Models of the hub. What is asked of one is checked against the OpenAPI document, and not sent."""
@@ -185,26 +189,53 @@ class Programs:
     # ------------------------------------------------------------ quipu
 
     def quipu(self, argv: Sequence[str], call: Call) -> Done:
-        """Run a command, or parse its flags. A path of a wheel or a model need not exist."""
-        if not argv or argv[0] not in RUN:
+        """Run a command, resolve a server's settings, or parse flags. A path of a wheel or a model need not exist."""
+        command = argv[0] if argv else ""
+        argv = [word.replace(base, self.server.url) for word in argv for base in SERVED[:1]]
+        if command == "serve":
+            return self.resolved(argv[1:], call)
+        if command in RUN:
+            if command in ("chat", "explain"):
+                argv = [*argv, "--base-url", self.server.url]
+            if command == "chat" and "--temperature" not in argv:
+                # the demo model's own is 0.3, and the counts depend on the answers
+                argv = [*argv, "--temperature", "0"]
+            if command in ("ledger", "usage"):
+                self.wait_booked()
+        elif (lighter := lightened(argv, self.server.url)) is not None:
+            argv = lighter
+        else:
             return self.parsed(quipu, argv)
-        if argv[0] in ("chat", "explain"):
-            argv = [*argv, "--base-url", self.server.url]
-        if argv[0] == "chat" and "--temperature" not in argv:
-            argv = [*argv, "--temperature", "0"]  # the demo model's own is 0.3, and the counts depend on the answers
+        return self.within(call, lambda: quipu(list(argv)))
+
+    def within(self, call: Call, run: Callable[[], int]) -> Done:
+        """Run something as the program that was called."""
         out, err, given = io.StringIO(), io.StringIO(), io.StringIO(call.stdin)
         with (
             contextlib.chdir(call.cwd),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             mock.patch.object(sys, "stdin", given),
-            mock.patch.dict(os.environ, {"NO_COLOR": "1"}),
+            mock.patch.dict(os.environ, {**call.environment, "NO_COLOR": "1"}),
+            mock.patch.object(resource, "setrlimit"),  # by a benchmark, for its connections
+            batches_on(self.server.url),
         ):
             try:
-                code = quipu(list(argv))
+                code = run()
             except SystemExit as left:
                 code = int(left.code or 0)
         return Done(out.getvalue(), err.getvalue(), code)
+
+    def resolved(self, argv: Sequence[str], call: Call) -> Done:
+        """Parse the flags of a server, read its files and resolve its settings, all but start it."""
+        said: list[str] = []
+        done = self.within(call, lambda: resolve_server(argv, call.cwd, said.append))
+        return attrs.evolve(done, stderr=done.stderr + "\n".join(said))
+
+    def wait_booked(self) -> None:
+        """Wait until all requests, one at least, are in the ledger's database."""
+        self.with_request_id("req-...")
+        eventually(lambda: not self.server.wait_at_rest()["ledger_unloaded_bytes"], "all records are loaded")
 
     def parsed(self, command: Any, argv: Sequence[str]) -> Done:
         """Call a command until its arguments are parsed. Raises NotAsDocumentedError if it does not accept them."""
@@ -240,9 +271,9 @@ class Programs:
                 self.make(shlex.split(line, comments=True)[1:], Call([], ROOT))
             else:
                 raise NotAsDocumentedError(f"{words[0]} has a synopsis that nobody checks")
-        if words[0] != "make" and (
-            unknown := [flag for flag in re.findall(r"--[a-z][\w-]*", line) if flag not in out.getvalue()]
-        ):
+        flags = re.findall(r"--[a-z][\w-]*", line)
+        values = [value for found in re.findall(r"--[\w-]+ ([\w-]+(?:\|[\w-]+)+)", line) for value in found.split("|")]
+        if words[0] != "make" and (unknown := [word for word in [*flags, *values] if word not in out.getvalue()]):
             raise NotAsDocumentedError(f"{' '.join(words[:1] + command)} has no {', '.join(unknown)}")
 
     # ------------------------------------------------------------ other programs
@@ -265,6 +296,9 @@ class Programs:
 
     def python(self, argv: Sequence[str], cwd: Path) -> Done:
         """Parse the flags of a module of the repository; a new environment has the programs of the page."""
+        if argv[:1] == ["-c"]:
+            done = subprocess.run([sys.executable, *argv], cwd=cwd, capture_output=True, text=True, check=False)
+            return Done(done.stdout, done.stderr, done.returncode)
         if argv[:1] != ["-m"]:
             raise NotAsDocumentedError("only modules are checked")
         if argv[1] == "venv":

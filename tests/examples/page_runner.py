@@ -1,13 +1,14 @@
 """Runs or checks every code block of a page, by its language, against one server.
 
 - `bash`: run (`page_shell.py`), with its programs answered by `page_programs.py`.
-- `console`: what follows `$ ` is run likewise; of what it shows, JSON is compared with the answer, and the counts of a
-  chat. Lines that begin with `> ` are what the user enters.
+- `console`: what follows `$ ` is run likewise, and what it shows is compared: JSON with the answer, lines with those
+  that were printed (`shown_output.py`). Lines that begin with `> ` are what the user enters.
 - `python`: run in this process; the comments at its end are what it prints.
 - `json`: compared with the last answers of the page, else with the schemas of the OpenAPI document.
 - `http`: a request a line, compared with the document.
 - `toml`: a key file or a price file, read as the server reads it.
-- `text`: nothing to run; a line that begins with a command is a synopsis, whose flags must exist.
+- `text`: nothing to run; a line that begins with a command is a synopsis, whose flags must exist, or starts a server,
+  whose settings must fit.
 
 `APART` are the blocks that nothing of this can be done with, and where they are tested instead.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 import time
 import traceback
 import warnings
@@ -33,6 +35,7 @@ from .page_blocks import Block
 from .page_programs import SERVED, NotAsDocumentedError, Programs
 from .page_shell import Call, Done, Shell
 from .shown_json import differences, fits, objects_in, read_shown, schemas_with_fields
+from .shown_output import unlike
 
 APART: Mapping[tuple[str, str], str] = {
     (
@@ -54,7 +57,8 @@ APART: Mapping[tuple[str, str], str] = {
     ("docs/use/tool-calls.md", "const client"): "JavaScript: `make agents`",
 }
 """Blocks that are neither run nor checked here, by their page and how they begin, and why."""
-_COUNTS = re.compile(r"^prompt [\d,]+ · cached [\d,]+ · computed [\d,]+")
+_NUMBERS_VARY = re.compile(r"\bquipu (?:usage|ledger|bench)\b")
+"""Commands whose numbers are those of all requests that the server has had, or of fewer than on the page."""
 _COMMAND = re.compile(r"^(?:\$ )?(?:quipu|python3? -m|make|curl|docker|pip|helm|kubectl) [\w./-]")
 _SYNOPSIS = re.compile(r"\s\[(?:-|[A-Z])|\w\|\w")
 """What may be left out, or chosen: no shell reads it as it is meant."""
@@ -94,31 +98,38 @@ class PageRunner:
         if _SYNOPSIS.search(block.text):
             return self._text(block)
         self.last_shell = self.programs.with_request_id(block.text)
+        if "data/" in block.text:
+            self.programs.wait_booked()
         return self._failure(self.shell.run(self.last_shell, self.folder, self.programs.answer))
 
     def _failure(self, done: Done) -> str | None:
         return None if done.code == 0 else f"exit code {done.code}: {done.stderr.strip()}"
 
     def _console(self, block: Block) -> str | None:
-        commands = re.findall(r"^\$ (.*(?:\\\n.*)*)$", block.text, re.MULTILINE)
+        commands = re.findall(r"^\$ ((?:.*\\\n)*.*)$", block.text, re.MULTILINE)
         if not commands:
             return "a console without a line that begins with `$ `"
         entered = "".join(f"{line}\n" for line in re.findall(r"^> (.*)$", block.text, re.MULTILINE))
-        shown = re.split(r"^\$ .*(?:\\\n.*)*\n", block.text, flags=re.MULTILINE)[1:]
+        shown = re.split(r"^\$ (?:.*\\\n)*.*\n", block.text, flags=re.MULTILINE)[1:]
         for command, output in zip(commands, shown, strict=True):
             command = self.programs.with_request_id(command)
             done = self.shell.run(command, self.folder, lambda call: self.programs.answer(_reading(call, entered)))
-            if problem := self._failure(done) or self._unlike(output, done):
+            if problem := self._unlike(command, output, done):
                 return problem
         return None
 
-    def _unlike(self, shown: str, done: Done) -> str | None:
-        """Return what a console shows and the command did not print."""
+    def _unlike(self, command: str, shown: str, done: Done) -> str | None:
+        """Return how a console differs from what the command printed. One that failed must show how."""
         if shown.lstrip().startswith("{"):
-            return self._json_unlike(shown, compares_tokens=False)
-        counts = [found[0] for line in shown.splitlines() if (found := _COUNTS.match(line))]
-        printed = [found[0] for line in (done.stdout + done.stderr).splitlines() if (found := _COUNTS.match(line))]
-        return None if counts == printed else f"{counts} are not {printed}"
+            return self._failure(done) or self._json_unlike(shown, compares_tokens=False)
+        if done.code and not shown.strip():
+            return self._failure(done)
+        # the greeting of a chat is for terminals
+        lines = [line for line in shown.splitlines() if not line.startswith("> ") and "/help lists" not in line]
+        found = unlike(
+            "\n".join(lines), f"{done.stdout}\n{done.stderr}", compares_numbers=not _NUMBERS_VARY.search(command)
+        )
+        return "; ".join(found) or None
 
     def _python(self, block: Block) -> str | None:
         text = block.text
@@ -195,7 +206,12 @@ class PageRunner:
         if re.search(r"^> ", block.text, re.MULTILINE):
             return "what a user enters stands in a block of the language console"
         for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
-            if _COMMAND.match(line):
+            if line.startswith("quipu serve ") and not _SYNOPSIS.search(line):
+                words = shlex.split(line, comments=True)
+                done = self.programs.answer(Call(words, self.folder))
+                if done.code:
+                    return self._failure(done)
+            elif _COMMAND.match(line):
                 self.programs.synopsis(line.removeprefix("$ "))
         metrics = self.programs.server.get("/metrics").text
         missing = [name for name in re.findall(r"^quipu:\w+", block.text, re.MULTILINE) if f"\n{name}" not in metrics]

@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 
 PATIENCE_S = 60.0
-REAL = ("cat", "chmod", "grep", "mkdir")
+REAL = ("cat", "chmod", "cp", "grep", "mkdir")
 """Programs that are run as they are."""
 _STAND_IN = """\
 #!{python} -SEs
@@ -28,7 +28,9 @@ import json, os, socket, sys
 text = "" if os.path.basename(sys.argv[0]) == "curl" else sys.stdin.read()
 with socket.socket(socket.AF_UNIX) as channel:
     channel.connect({address!r})
-    call = {{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "cwd": os.getcwd(), "stdin": text}}
+    argv = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+    own = {{name: value for name, value in os.environ.items() if name.startswith("QUIPU_")}}
+    call = {{"argv": argv, "cwd": os.getcwd(), "stdin": text, "environment": own}}
     channel.sendall(json.dumps(call).encode())
     channel.shutdown(socket.SHUT_WR)
     answer = json.loads(b"".join(iter(lambda: channel.recv(65536), b"")))
@@ -45,6 +47,8 @@ class Call:
     argv: list[str]
     cwd: Path
     stdin: str = ""
+    environment: dict[str, str] = attrs.field(factory=dict)
+    """The variables of quipu that it has."""
 
 
 @attrs.frozen
@@ -112,7 +116,7 @@ class Shell:
             with channel:
                 channel.settimeout(PATIENCE_S)
                 call = json.loads(_received(channel))
-                done = answer(Call(call["argv"], Path(call["cwd"]), call["stdin"]))
+                done = answer(Call(call["argv"], Path(call["cwd"]), call["stdin"], call["environment"]))
                 channel.sendall(json.dumps(attrs.asdict(done)).encode())
 
 
