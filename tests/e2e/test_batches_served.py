@@ -147,5 +147,7 @@ def test_run_batch_says_why_not(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr == (
         f"quipu run-batch: {source}: line 1 is not a request with a `url`\n"
     )
+    done = run_quipu("run-batch", "-i", "none", "-o", "out", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "quipu run-batch: none: No such file or directory\n")
     done = run_quipu("run-batch", "-i", "a", "-o", "b", "--port", "1", folder=tmp_path)
     assert done.returncode == 2 and "--port is not a flag of this command" in done.stderr

@@ -48,7 +48,11 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"{flag} is not a flag of this command, which serves nobody else")
     try:
         return _run(arguments, serve_flags)
-    except (RunBatchError, OSError, httpx2.HTTPError) as error:
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"quipu run-batch: {where}{error.strerror or error}", file=sys.stderr)
+        return EXIT_FAILED
+    except (RunBatchError, httpx2.HTTPError) as error:
         print(f"quipu run-batch: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:

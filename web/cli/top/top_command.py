@@ -52,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except* NotReachable as group:
-        code = complain(f"no server at {arguments.url}: {group.exceptions[0]}", EXIT_FAILED)
+        advice = "start one with `quipu serve`, or name another: quipu top URL"
+        code = complain(f"no server at {arguments.url}: {group.exceptions[0]}; {advice}", EXIT_FAILED)
     return code
 
 

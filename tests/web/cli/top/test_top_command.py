@@ -32,7 +32,8 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     """Where no server of quipu is at the beginning, the command says so and ends with 1; a wrong key is a mistake."""
     with serving(Server(is_gone=True).answer) as scripted:
         assert main(["top", scripted.url]) == 1
-    said = f"quipu: no server at {scripted.url}: /health is not that of quipu (status 502)\n"
+    said = f"quipu: no server at {scripted.url}: /health is not that of quipu (status 502); "
+    said += "start one with `quipu serve`, or name another: quipu top URL\n"
     assert capsys.readouterr() == ("", said)
     assert main(["top", scripted.url]) == 1
     assert "attempts to connect" in capsys.readouterr().err
