@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
 }
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose scores are divided by the root of hidden size over heads, as llama.cpp knows them."""
@@ -164,6 +165,13 @@ def _specifics(file: GgufFile, keys: _Keys, config: dict[str, Any], architecture
         experts = {ours: keys.whole(theirs) for theirs, ours in _EXPERTS.items()}
         dense = [int(found[1]) for name in file.tensors if (found := _DENSE.fullmatch(name))]
         return {**experts, "norm_topk_prob": True, "mlp_only_layers": sorted(dense)}
+    if architecture == "gpt-oss":
+        return {
+            "num_local_experts": keys.whole("expert_count"),
+            "num_experts_per_tok": keys.whole("expert_used_count"),
+            "intermediate_size": keys.whole("expert_feed_forward_length"),
+            "sliding_window": window,
+        }
     if architecture == "llama":
         if window is not None:
             return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
@@ -226,6 +234,13 @@ def _rope(file: GgufFile, keys: _Keys, config: dict[str, Any], architecture: str
         }
     elif kind == "yarn":
         rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        rope |= {
+            name: keys.number(f"rope.scaling.yarn_{name}")
+            for name in ("beta_fast", "beta_slow")
+            if keys.take(f"rope.scaling.yarn_{name}") is not None
+        }
+        if architecture == "gpt-oss":  # no key says so
+            rope["truncate"] = False
     elif kind == "linear" and factor != 1.0:
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind not in ("none", "linear"):

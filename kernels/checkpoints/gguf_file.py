@@ -32,6 +32,7 @@ BLOCKS = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "MXFP4": (32, 17),
 }
 """Types of tensors that are read: elements and bytes of a block."""
 

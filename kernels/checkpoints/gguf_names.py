@@ -37,9 +37,19 @@ _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_BY_ARCHITECTURE = {"gemma2": _GEMMA, "gemma3": _GEMMA, "phi3": {"ffn_up": "mlp.gate_up_proj"}}
+_GPT_OSS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+}
+_BY_ARCHITECTURE = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gpt-oss": _GPT_OSS,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+}
 _STACKED = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-"""Matrices of all experts of a layer in one tensor."""
+"""Matrices of all experts of a layer in one tensor, and their biases."""
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 
 
@@ -50,16 +60,18 @@ def rename(name: str, architecture: str) -> str:
         return _GLOBAL.get(name, name)
     layer, part, kind = found.groups()
     part = (_OF_LAYER | _BY_ARCHITECTURE.get(architecture, {})).get(part, "")
+    if part.endswith("sinks"):
+        return f"model.layers.{layer}.{part}"
     return f"model.layers.{layer}.{part}.{kind}" if part else name
 
 
 def rename_stacked(name: str, num_experts: int) -> list[str]:
-    """Return the names of the experts' matrices that a tensor holds, none if it holds something else."""
+    """Return the names of the experts' matrices or biases that a tensor holds, none if it holds something else."""
     found = _LAYER.fullmatch(name)
-    if found is None or found[2] not in _STACKED or found[3] != "weight":
+    if found is None or found[2] not in _STACKED:
         return []
     prefix = f"model.layers.{found[1]}.mlp.experts"
-    return [f"{prefix}.{expert}.{_STACKED[found[2]]}.weight" for expert in range(num_experts)]
+    return [f"{prefix}.{expert}.{_STACKED[found[2]]}.{found[3]}" for expert in range(num_experts)]
 
 
 def rotated_heads(name: str) -> str | None:

@@ -85,7 +85,10 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
     for tensor in file.tensors.values():
         if tensor.name in FREQUENCIES:
             continue
-        experts = rename_stacked(tensor.name, tensor.shape[0]) if len(tensor.shape) == 3 else []
+        num_dimensions = 2 if tensor.name.endswith(".bias") else 3
+        experts = rename_stacked(tensor.name, tensor.shape[0]) if len(tensor.shape) == num_dimensions else []
+        if experts and num_dimensions == 2 and tensor.type in DECODERS:
+            raise ValueError(f"tensor {tensor.name} is {tensor.type}, must be plain numbers")
         if experts:
             raw = _raw(tensor)
             stored[raw.name] = raw

@@ -121,6 +121,12 @@ def _q6_k(blocks: torch.Tensor) -> QuantizedRows:
     return QuantizedRows(_rows(codes, 32), (_halves(blocks[..., 208:]).unsqueeze(-1) * scales).flatten(1))
 
 
+def _mxfp4(blocks: torch.Tensor) -> QuantizedRows:
+    codes_OI = _rows(_nibbles(blocks[..., 1:]), 0)
+    powers_OG = torch.ldexp(torch.ones(blocks.shape[:-1]), blocks[..., 0].int() - 127)
+    return QuantizedRows(codes_OI, powers_OG, is_e2m1=True)
+
+
 DECODERS = {
     "Q4_0": BlockType(QuantizedLayout(4, 32, has_offsets=False), _q4_0),
     "Q4_1": BlockType(QuantizedLayout(4, 32, has_offsets=True), _q4_1),
@@ -130,5 +136,6 @@ DECODERS = {
     "Q4_K": BlockType(QuantizedLayout(4, 32, has_offsets=True), _q4_k),
     "Q5_K": BlockType(QuantizedLayout(8, 32, has_offsets=True), _q5_k),
     "Q6_K": BlockType(QuantizedLayout(8, 16, has_offsets=False), _q6_k),
+    "MXFP4": BlockType(QuantizedLayout(4, 32, has_offsets=False, is_e2m1=True), _mxfp4),
 }
 """Quantized types; the others of `gguf_file.BLOCKS` are plain numbers."""

@@ -79,9 +79,11 @@ class StoredSource:
         self._files = MappedFiles()
         self._rounded, self._bits = Scratch(), Scratch()
         self._progress = LoadProgress(sum(tensor.end - tensor.start for tensor in stored.values()))
-        self._sharing = Counter(part.name for matrix in matrices.values() for part in matrix.stored)
-        """How many matrices are decoded from each stored tensor."""
-        self._waiting = self._sharing.copy()
+        parts = [part for matrix in matrices.values() for part in matrix.stored]
+        self._sharing = Counter(parts)
+        """How many matrices are decoded from each part."""
+        self._waiting = Counter(part.name for part in parts)
+        """How many of those of each stored tensor have not been asked for."""
         self._checked: set[str] = set()
         self._plain = stored.keys() - {part.name for matrix in matrices.values() for part in matrix.stored}
 
@@ -172,7 +174,7 @@ class StoredSource:
             rows = matrix.rows(self._files, first, count)
         except ValueError as error:
             raise self._error(f"tensor {name}: {error}") from None
-        num_bytes = sum((part.end - part.start) // self._sharing[part.name] for part in matrix.stored)
+        num_bytes = sum((part.end - part.start) // self._sharing[part] for part in matrix.stored)
         self._progress.advance(num_bytes * (first + count) // matrix.shape[0] - num_bytes * first // matrix.shape[0])
         return rows
 

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 TYPES = {
-    name: getattr(gguf.GGMLQuantizationType, name) for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0")
+    name: getattr(gguf.GGMLQuantizationType, name)
+    for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "MXFP4")
 }
 _PARTS = {
     "input_layernorm": "attn_norm",
@@ -33,6 +34,8 @@ _PARTS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "self_attn": "attn_sinks",
 }
 _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -43,6 +46,24 @@ _GEMMA = {
 
 def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
+
+
+def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with those of each expert of gpt-oss by a name of its own."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        prefix, is_expert, kind = name.partition(".mlp.experts.")
+        if not is_expert or kind[0].isdigit():
+            found[name] = tensor
+            continue
+        kind, is_bias, _ = kind.partition("_bias")
+        for expert, one in enumerate(tensor):
+            rows = one if is_bias else one.T
+            parts = {"down_proj": rows} if kind == "down_proj" else {"gate_proj": rows[::2], "up_proj": rows[1::2]}
+            for part, numbers in parts.items():
+                own = f"{prefix}.mlp.experts.{expert}.{part}.{'bias' if is_bias else 'weight'}"
+                found[own] = numbers.contiguous()
+    return found
 
 
 def write_gguf(
@@ -83,7 +104,7 @@ def write_gguf(
         _add_plain_tokenizer(writer, config["vocab_size"])
     else:
         add_tokenizer(writer, tokenizer, pre)
-    held = _add_tensors(writer, architecture, config, load_tensors(checkpoint), types or {})
+    held = _add_tensors(writer, architecture, config, apart(load_tensors(checkpoint)), types or {})
     for name, value in extra_tensors.items():
         writer.add_tensor(name, value)
     writer.write_header_to_file()
@@ -155,7 +176,7 @@ def _add_tensors(
         if ".experts." in name:
             layer, _, rest = name.removeprefix("model.layers.").partition(".mlp.experts.")
             part = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}[rest.split(".")[1]]
-            stacked.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(name)
+            stacked.setdefault(f"blk.{layer}.ffn_{part}_exps.{rest.split('.')[2]}", []).append(name)
     for name, names in stacked.items():
         ordered = sorted(names, key=lambda one: int(one.split(".experts.")[1].split(".")[0]))
         read = _add(writer, name, np.stack([tensors[one].float().numpy() for one in ordered]), types, ordered[0])
@@ -200,4 +221,6 @@ def _rename(name: str, architecture: str) -> str:
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, kind = rest.rpartition(".")
     parts = _PARTS | (_GEMMA if architecture.startswith("gemma") else {})
-    return f"blk.{layer}.{parts[part]}.{kind}"
+    if architecture == "gpt-oss":
+        parts["post_attention_layernorm"] = "post_attention_norm"
+    return f"blk.{layer}.{parts[part]}.{kind.replace('sinks', 'weight')}"
