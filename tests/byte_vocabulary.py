@@ -21,7 +21,7 @@ class ByteVocabulary:
 
     def __init__(self, added: Sequence[str] = (), special: Sequence[str] = ()) -> None:
         self.added = {text: 256 + number for number, text in enumerate(added)}
-        self.tokens = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in added), b"<|end|>"]
+        self.tokens = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in added), b"<|eos|>"]
         self.eos_token_id = len(self.tokens) - 1
         self.special_token_ids = [*(self.added[text] for text in special), self.eos_token_id]
         self._tokenizer = LLTokenizer(TokenizerWrapper(self), n_vocab=len(self.tokens), slices=[])

@@ -46,14 +46,15 @@ class GrammarTool:
 
 def forced_calls(form: CallForm, tools: Sequence[GrammarTool], *, several: bool) -> Iterator[str]:
     """Yield the rules of a grammar of calls alone. Raises UnsupportedSchema."""
-    yield "start: calls\n"
+    yield from _start(form, "calls")
     yield from _calls(form, tools, several=several)
 
 
 def calls_or_json(form: CallForm, tools: Sequence[GrammarTool], answer_schema: str, *, several: bool) -> Iterator[str]:
     """Yield the rules of a grammar of calls, or of JSON that matches a schema. Raises UnsupportedSchema."""
-    yield "start: answer | calls\n"
-    yield f"answer: %json {_compact(answer_schema)}\n"
+    yield from _start(form, "answer | calls")
+    opens = f"({_terminals(form.answer_open, form)})? " if form.answer_open else ""
+    yield f"answer: {opens}%json {_compact(answer_schema)}\n"
     yield from _calls(form, tools, several=several)
 
 
@@ -73,6 +74,17 @@ def calls_within_text(form: CallForm, tools: Sequence[GrammarTool], *, several: 
     yield f"start: TEXT (calls TEXT){'*' if several else '?'}\n"
     yield f"TEXT: /(?s:.*)/ & ~/(?s:.*)({begins})(?s:.*)/\n"
     yield from _calls(form, tools, several=several)
+
+
+def _start(form: CallForm, what: str) -> Iterator[str]:
+    """Yield the rules of an output, with reasoning before it where that is part of the grammar."""
+    if form.reasoning is None:
+        yield f"start: {what}\n"
+        return
+    opens, closes = (_terminals(text, form) for text in form.reasoning)
+    yield f"start: thought? ({what})\n"
+    yield f"thought: {opens} THOUGHT {closes}\n"
+    yield "THOUGHT: /(?s:.*)/\n"
 
 
 def _calls(form: CallForm, tools: Sequence[GrammarTool], *, several: bool) -> Iterator[str]:

@@ -60,3 +60,8 @@ class CallForm:
     """The tokens in delimiters that the model writes as a whole."""
     markers: tuple[str, ...] = ()
     """What begins a call within text. Empty: a call may begin with no such text."""
+    reasoning: tuple[str, str] | None = None
+    """What opens and closes reasoning before forced calls, if that is part of their grammar: for formats in which no
+    single text closes reasoning. The latter begins with a token."""
+    answer_open: str = ""
+    """May stand before an answer that is no call."""

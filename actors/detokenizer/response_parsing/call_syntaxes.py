@@ -71,6 +71,7 @@ _HARMONY = CallSyntax(
     between="<|start|>assistant",
     name_pattern=r"[^<\s]+",
 )
+_HARMONY_END = "<|end|>"
 _LLAMA = _objects(between="; ", key="parameters")
 _LLAMA_TAGGED = attrs.evolve(_LLAMA, begin="<|python_tag|>")
 _MISTRAL_NAMED = CallSyntax(style=ArgumentStyle.JSON, open=f"[TOOL_CALLS]{NAME}[ARGS]", name_pattern=r"[^\[\]{}\s\"]+")
@@ -111,8 +112,21 @@ def shipped_form(name: str, added_ids: Mapping[str, int]) -> CallForm | None:
     """Return how calls of a shipped format are written, None if no grammar can be made of it."""
     for needed, syntaxes in _SHIPPED.get(name, {}).items():
         if not needed or needed in added_ids:
-            return _form(syntaxes, _MARKERS.get(name, ()), added_ids)
+            form = _form(syntaxes, _MARKERS.get(name, ()), added_ids)
+            return _with_messages(form, added_ids) if syntaxes == (_HARMONY,) else form
     return None
+
+
+def _with_messages(form: CallForm, added_ids: Mapping[str, int]) -> CallForm:
+    """Add the messages of gpt-oss that may come before calls, if what ends them is a token."""
+    if _HARMONY_END not in added_ids:
+        return form
+    return attrs.evolve(
+        form,
+        token_ids={**form.token_ids, _HARMONY_END: added_ids[_HARMONY_END]},
+        reasoning=("<|channel|>analysis<|message|>", f"{_HARMONY_END}<|start|>assistant"),
+        answer_open="<|channel|>final<|message|>",
+    )
 
 
 def own_form(calls: Sequence[Spec], added_ids: Mapping[str, int]) -> CallForm | None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quipu.actors.detokenizer.response_parsing.call_syntaxes import shipped_form
 from quipu.actors.grammars.call_grammar import (
     GrammarTool,
     calls_or_json,
@@ -22,8 +23,9 @@ from quipu.actors.grammars.tagged_values import MAX_OPTIONS
 from quipu.actors.grammars.text_values import UnsupportedSchema
 from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
-from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, Family, family, matches, outputs
-from tests.parsed_outputs import Call, render_calls
+from tests.byte_vocabulary import ByteVocabulary
+from tests.call_grammars import SCHEMAS, TOKENS, TOOLS, TYPES, Family, family, matches, outputs
+from tests.parsed_outputs import Call, parse, render_calls, template_of
 
 FAMILIES = sorted(TOKENS)
 OSLO: Call = ("get_weather", {"city": 'Øslo "1"', "days": 3})
@@ -136,6 +138,29 @@ def test_calls_or_json() -> None:
     rules = "".join(calls_or_json(one.form, TOOLS, '{"type":"object","required":["a"]}', several=True))
     assert one.vocabulary.accepts(rules, '{"a":1}') and one.vocabulary.accepts(rules, written(one, [OSLO]))
     assert not one.vocabulary.accepts(rules, '{"a": 1}') and not one.vocabulary.begins(rules, "Well")
+
+
+def test_messages_before_calls() -> None:
+    """A model of gpt-oss may reason in a message of its own before a forced call, or before JSON."""
+    names = (*TOKENS["openai"], "<|end|>")
+    vocabulary = ByteVocabulary(names, names)
+    form = shipped_form("openai", vocabulary.added)
+    assert form is not None
+    thought, call = "<|channel|>analysis<|message|>Hm: {}\n<|end|><|start|>assistant", render_calls("openai", [OSLO])
+    rules = grammar(form)
+    assert vocabulary.accepts(rules, call) and vocabulary.accepts(rules, thought + call)
+    assert not vocabulary.begins(rules, thought + thought) and not vocabulary.accepts(rules, thought)
+    assert not vocabulary.begins(rules, "Well") and not vocabulary.begins(rules, thought + "Well")
+    rules = "".join(calls_or_json(form, TOOLS, '{"type":"object"}', several=True))
+    for output in ('{"a":1}', '<|channel|>final<|message|>{"a":1}', call):
+        assert vocabulary.accepts(rules, output) and vocabulary.accepts(rules, thought + output), output
+    template = template_of("openai", "openai_gptoss", vocabulary.added)
+    pieces = [
+        (token, vocabulary.tokens[token].decode()) if token > 255 else chr(token)
+        for token in vocabulary.encode((thought + call).replace("Ø", "O"))
+    ]
+    parsed = parse(template, pieces, tools=TYPES)
+    assert (parsed.reasoning, parsed.text, [name for name, _ in parsed.calls]) == ("Hm: {}", "", ["get_weather"])
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("llama3_json", "openai")])
