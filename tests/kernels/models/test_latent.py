@@ -58,7 +58,10 @@ def test_formats(checkpoints: dict[str, Path], make: Callable[..., Any], numbers
 @needs_kernels
 @pytest.mark.parametrize("numbers", ["bfloat16", "int8-kv"])
 def test_many_heads(checkpoints: dict[str, Path], tmp_path: Path, numbers: str) -> None:
-    """Agree with the reference if a token has more heads than the kernels' pieces have rows, and in blocks of 24."""
+    """Agree with the reference if a token has more heads than the kernels' pieces have rows, and in blocks of 24.
+
+    The bits are the same on several threads, among which a few tokens' heads are divided.
+    """
     heads, each, lora = 136, 24 + 40, 48
     path = copy_of(
         checkpoints["deepseek-v2-lite"],
@@ -82,6 +85,7 @@ def test_many_heads(checkpoints: dict[str, Path], tmp_path: Path, numbers: str) 
     blocks, pieces = scattered_blocks(22, seed=5), [300, LENGTH - 300 - NUM_COMPARED, *[1] * NUM_COMPARED]
     ours, theirs = (run_chunks(make(path, **settings), blocks, pieces) for make in (make_cpu_backend, make_backend))
     assert (ours - theirs).abs().mean() / theirs.std() < TOLERANCES["bfloat16"].mean
+    assert torch.equal(run_chunks(make_cpu_backend(path, num_threads=5, **settings), blocks, pieces), ours)
 
 
 def test_block_size(checkpoints: dict[str, Path]) -> None:

@@ -246,8 +246,19 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
 // See attention_bf16.cpp; null if the instruction set does not support it.
 __attribute__((weak)) void attend_bf16(const Op&, const Pass&, const Worker&);
 
-void attend(const Op& op, const Pass& pass, const Worker& worker) {
+// Where all heads have one key that is also their value: the groups of heads that are pieces of their own, if there are fewer
+// tokens than threads. Each group packs the keys anew.
+static int64_t head_groups(const Op& op, const Pass& pass, int64_t num_threads) {
+    constexpr int64_t kFewest = 4;  // heads of a group
+    int64_t groups = 1;
+    while (pass.num_tokens * groups < num_threads && op.num_heads % (2 * groups) == 0 && op.num_heads >= 2 * groups * kFewest) groups *= 2;
+    return groups;
+}
+
+void attend(const Op& original, const Pass& pass, const Worker& worker) {
     if (pass.num_sequences == 0) return;
+    Op op = original;
+    if (op.keys == op.values) op.num_kv_heads = head_groups(op, pass, worker.num_threads);
     bool pairs = attend_bf16 && op.stored != kFloat32;
     // A step that only decodes needs no barrier between writing the cache and reading it.
     bool written_by_reader = op.fused_rope && !pairs && one_piece_per_head(op, pass, kRowsPerPiece);

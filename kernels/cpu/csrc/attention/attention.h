@@ -41,8 +41,9 @@ struct Slots {
 };
 // The slots of head `h` of a piece.
 Slots slots_of(const void* cache, const Op& op, const Pass& pass, const Piece& piece, int64_t element_bytes, int64_t h = 0) {
-    return {static_cast<const char*>(cache), pass.tables + pass.table_start[piece.sequence], piece.head + h, op.num_kv_heads,
-            pass.block_size, op.width * element_bytes, head_bytes(op.stored, pass.block_size, op.width)};
+    bool one_for_all = op.keys == op.values;  // whatever groups of heads a piece has
+    return {static_cast<const char*>(cache), pass.tables + pass.table_start[piece.sequence], one_for_all ? 0 : piece.head + h,
+            one_for_all ? 1 : op.num_kv_heads, pass.block_size, op.width * element_bytes, head_bytes(op.stored, pass.block_size, op.width)};
 }
 
 // Prefetches the slots that will be read next. Blocks are scattered, so the hardware prefetcher cannot follow them.
