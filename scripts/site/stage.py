@@ -26,6 +26,8 @@ ELSEWHERE = {"bench/README.md": "internals/benchmarks.md", "changes/README.md": 
 FIRST_PAGE = "index.md"
 DOWNLOADS = "files"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FILE_NAMED = re.compile(r"\[[\w-]+\.md\](?=\(([^)#\s]+))")
+"""A link whose text is the name of a page's file, as it is good to read in the repository."""
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _CARDS = {
     "use": "Send requests: chats, tools, structured output, batches, and what is counted.",
@@ -101,13 +103,18 @@ class Site:
 
     def moved(self, text: str, page: str, place: str) -> str:
         """Return text that was written for a page of the repository as another place in the site needs it."""
-        return _outside_code(text, lambda part: _LINK.sub(lambda link: self._link(link[1], page, place), part))
+
+        def change(part: str) -> str:
+            part = _FILE_NAMED.sub(lambda link: f"[{short_title(_named(link[1], page))}]", part)
+            return _LINK.sub(lambda link: self._link(link[1], page, place), part)
+
+        return _outside_code(text, change)
 
     def _link(self, target: str, page: str, place: str) -> str:
         path, mark, fragment = target.partition("#")
         if not path or re.match(r"[a-z]+:", target):
             return f"]({target})"
-        named = os.path.normpath(PurePosixPath(page).parent / path)
+        named = _named(path, page)
         if named in self.places:
             found = self.places[named]
             fragment = fragment if found != FIRST_PAGE or named == "README.md" else ""
@@ -129,6 +136,17 @@ class Site:
         for path in self.folder.rglob("*"):
             if path.is_file() and path not in self.written:
                 path.unlink()
+
+
+def _named(path: str, page: str) -> str:
+    """Return the file of the repository that a page's link leads to."""
+    return os.path.normpath(PurePosixPath(page).parent / path)
+
+
+def short_title(page: str) -> str:
+    """Return a page's title up to its first colon or question."""
+    heading = (ROOT / page).read_text("utf-8").partition("\n")[0].removeprefix("# ")
+    return re.split(r": |(?<=\?) ", heading)[0]
 
 
 def _files(folder: Path) -> list[Path]:

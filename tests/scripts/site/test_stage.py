@@ -103,6 +103,7 @@ def test_links_follow_their_pages(site: Path) -> None:
     assert "benchmarks.md" in links
     text = (site / "operate/behind-a-proxy.md").read_text("utf-8")
     assert "(../files/deploy/nginx.conf)" in text and (site / "files/deploy/nginx.conf").is_file()
+    assert "([Keys and tenants](keys.md#without-keys))" in text and "[keys](keys.md)" in text
     assert "(contributing.md" in (site / FIRST_PAGE).read_text("utf-8")
 
 
