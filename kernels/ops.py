@@ -115,6 +115,12 @@ class Ops(Protocol):
         """
         ...
 
+    def layer_norm(
+        self, x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """Apply LayerNorm (Ba et al., arXiv:1607.06450) to rows, in float32: y_ND."""
+        ...
+
     def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Apply RMSNorm to the first elements of each row, as many as `weight` has; move the others before them: y_NI.
 
@@ -167,6 +173,10 @@ class Ops(Protocol):
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         """Compute `gelu(gate) * up` with the tanh form of GELU (Hendrycks and Gimpel, arXiv:1606.08415): h_NF."""
+        ...
+
+    def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
+        """Compute GELU in its tanh form, of something without a gate: h_NF."""
         ...
 
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:

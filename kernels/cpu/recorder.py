@@ -88,6 +88,13 @@ class Recorder:
             eps=eps,
         )
 
+    def layer_norm(
+        self, x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        width, bias = x_ND.shape[1], None if bias_D is None else self._vector(bias_D)
+        vectors: dict[str, Any] = {"weight": self._vector(weight_D), "bias": bias}
+        return self._record(program.LAYER_NORM, x=x_ND, shape=(width,), width=width, eps=eps, **vectors)
+
     def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         width, vector = x_NI.shape[1], self._vector(weight)
         return self._record(
@@ -166,6 +173,9 @@ class Recorder:
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         return self._gated(program.GELU_MUL, gate_up_N2F)
+
+    def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
+        return self._record(program.GELU, x=x_NF, shape=(x_NF.shape[1],), width=x_NF.shape[1])
 
     def _gated(self, kind: int, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         width = gate_up_N2F.shape[1] // 2

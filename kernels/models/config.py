@@ -81,6 +81,12 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     """How many tokens each layer's attention sees, the token itself included; None: all."""
     norms: NormNames = NormNames()
+    norms_center: bool = False
+    """Whether norms of layers subtract the mean (LayerNorm)..."""
+    norms_have_biases: bool = False
+    """...and add a bias."""
+    is_parallel: bool = False
+    """Whether attention and MLP read the same norm, `before_attention`."""
     adds_one_to_norms: bool = False
     """Whether a checkpoint stores w for norms by 1 + w."""
     norms_heads: bool = False
@@ -89,6 +95,10 @@ class DecoderConfig:
     """...or all query heads of a token together, and all key heads."""
     activation: Literal["silu", "gelu"] = "silu"
     """Of the MLP; `gelu` in its tanh form."""
+    mlp_is_gated: bool = True
+    """Whether what is activated is multiplied with another product, else MLPs are those of StarCoder2..."""
+    mlp_bias: bool = False
+    """...whose products may have biases."""
     embed_scale: float = 1.0
     """Factor of embeddings."""
     embed_scale_is_exact: bool = False

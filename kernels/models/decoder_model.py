@@ -21,12 +21,15 @@ from .latent import LatentAttention, attend_latent, read_latent_attention
 from .parts import (
     Attention,
     Mlp,
+    Norm,
+    PlainMlp,
     project_heads,
     read_attention,
     read_embeddings,
     read_expert_biases,
+    read_layer_norm,
     read_mlp,
-    read_norm,
+    read_plain_mlp,
 )
 from .rope import make_rope_table
 
@@ -51,12 +54,12 @@ class Mixture:
 
 @attrs.frozen
 class LayerNorms:
-    """Weights of a layer's norms, each named after its place; None: not there."""
+    """A layer's norms, each named after its place; None: not there."""
 
-    before_attention: torch.Tensor | None
-    after_attention: torch.Tensor | None
-    before_mlp: torch.Tensor | None
-    after_mlp: torch.Tensor | None
+    before_attention: Norm | None
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    after_mlp: Norm | None
 
 
 @attrs.frozen
@@ -65,7 +68,7 @@ class Layer:
 
     norms: LayerNorms
     attention: Attention | LatentAttention
-    mlp: Mlp | Mixture
+    mlp: Mlp | PlainMlp | Mixture
     rope: RopeTable | None
     window: int | None
 
@@ -81,9 +84,8 @@ class Decoder:
         self.local_rope = self.rope if is_alike else make_rope_table(config.local_rope, num_positions)
         self.embeddings = read_embeddings(weights, config)
         self.layers = [self._read_layer(weights, index) for index in range(config.num_layers)]
-        self.norm_D = read_norm(weights, "model.norm.weight", config.hidden_size, config)
-        divisor = config.logits_divisor
-        self.head_norm_D = self.norm_D if divisor == 1.0 else self.norm_D.float() / divisor
+        self.norm = read_layer_norm(weights, "model.norm.weight", config)
+        self.head_norm = self.norm if config.logits_divisor == 1.0 else self.norm.divided_by(config.logits_divisor)
 
     def _read_layer(self, weights: Weights, index: int) -> Layer:
         c, prefix = self.config, f"model.layers.{index}."
@@ -93,7 +95,7 @@ class Decoder:
         return Layer(
             norms=LayerNorms(
                 **{
-                    place: None if name is None else read_norm(weights, f"{prefix}{name}.weight", c.hidden_size, c)
+                    place: None if name is None else read_layer_norm(weights, f"{prefix}{name}.weight", c)
                     for place, name in names
                 }
             ),
@@ -109,9 +111,11 @@ class Decoder:
             return read_attention(weights, prefix, c)
         return read_latent_attention(weights, prefix, c, c.latent)
 
-    def _read_mlp(self, weights: Weights, prefix: str, index: int) -> Mlp | Mixture:
+    def _read_mlp(self, weights: Weights, prefix: str, index: int) -> Mlp | PlainMlp | Mixture:
         c, D, moe = self.config, self.config.hidden_size, self.config.moe
         if moe is None or index in moe.dense_layers:
+            if not c.mlp_is_gated:
+                return read_plain_mlp(weights, prefix, c)
             return read_mlp(weights, prefix, D, c.intermediate_size, is_stored_fused=c.mlp_is_stored_fused)
         of_experts, biased = (f"{prefix}experts.", D, moe.intermediate_size), moe.has_biases
         mlps = [read_mlp(weights, f"{prefix}experts.{x}.", D, moe.intermediate_size) for x in range(moe.num_experts)]
@@ -154,6 +158,10 @@ class Decoder:
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.embed_scale, is_exact=c.embed_scale_is_exact)
         for index, layer in enumerate(self.layers):
             h_ND = self._norm(x_ND, layer.norms.before_attention, ops)
+            if c.is_parallel:
+                attended_ND = self._attend(index, layer, h_ND, ops)
+                x_ND = ops.add(ops.add(x_ND, attended_ND), self._run_mlp(layer.mlp, h_ND, ops))
+                continue
             y_ND = self._norm(self._attend(index, layer, h_ND, ops), layer.norms.after_attention, ops)
             x_ND = ops.add(x_ND, y_ND)
             h_ND = self._norm(x_ND, layer.norms.before_mlp, ops)
@@ -161,8 +169,13 @@ class Decoder:
             x_ND = ops.add(x_ND, y_ND)
         return x_ND
 
-    def _norm(self, x_ND: torch.Tensor, weight_D: torch.Tensor | None, ops: Ops) -> torch.Tensor:
-        return x_ND if weight_D is None else ops.rms_norm(x_ND, weight_D, self.config.rms_norm_eps)
+    def _norm(self, x_ND: torch.Tensor, norm: Norm | None, ops: Ops) -> torch.Tensor:
+        if norm is None:
+            return x_ND
+        c = self.config
+        if c.norms_center:
+            return ops.layer_norm(x_ND, norm.weight_D, norm.bias_D, c.rms_norm_eps)
+        return ops.rms_norm(x_ND, norm.weight_D, c.rms_norm_eps)
 
     def _attend(self, index: int, layer: Layer, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         c, attention = self.config, layer.attention
@@ -182,7 +195,7 @@ class Decoder:
         )
         return ops.linear(o_NHE.flatten(1), attention.o_DI, attention.o_bias_D)
 
-    def _run_mlp(self, mlp: Mlp | Mixture, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def _run_mlp(self, mlp: Mlp | PlainMlp | Mixture, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         if isinstance(mlp, Mixture):
             y_ND = ops.experts(h_ND, ops.linear(h_ND, mlp.router_XD, mlp.router_bias_X), mlp.experts)
             if (shared := mlp.shared) is None:
@@ -191,16 +204,18 @@ class Decoder:
             if shared.score_1D is not None:
                 shared_ND = ops.sigmoid_mul(shared_ND, ops.linear(h_ND, shared.score_1D))
             return ops.add(y_ND, shared_ND)
+        if isinstance(mlp, PlainMlp):
+            return ops.linear(ops.gelu(ops.linear(h_ND, mlp.up_FD, mlp.up_bias_F)), mlp.down_DF, mlp.down_bias_D)
         gate_up_N2F = ops.linear(h_ND, mlp.gate_up_OD)
         activated_NF = ops.silu_mul(gate_up_N2F) if self.config.activation == "silu" else ops.gelu_mul(gate_up_N2F)
         return ops.linear(activated_NF, mlp.down_DF)
 
     def states(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm; return the final hidden states, h_ND."""
-        return self._norm(x_ND, self.norm_D, ops)
+        return self._norm(x_ND, self.norm, ops)
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm, the output head and the soft cap; return logits_NV."""
-        logits_NV = ops.linear(self._norm(x_ND, self.head_norm_D, ops), self.embeddings.head_VD)
+        logits_NV = ops.linear(self._norm(x_ND, self.head_norm, ops), self.embeddings.head_VD)
         cap = self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

@@ -58,14 +58,14 @@ _TYPES = {
     **_named("sliding_window_pattern", "an integer or letters", lambda value: is_whole(value) or _is_text(value)),
     **_named(
         "tie_word_embeddings attention_bias attention_out_bias qkv_bias use_sliding_window norm_topk_prob "
-        "rope_interleave use_qk_norm",
+        "rope_interleave use_qk_norm use_qkv_bias use_parallel_residual use_bias",
         "true or false",
         _is_flag,
     ),
     **_named(
         "rms_norm_eps rope_theta rope_local_base_freq partial_rotary_factor attn_logit_softcapping "
         "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling "
-        "swiglu_alpha swiglu_limit routed_scaling_factor",
+        "swiglu_alpha swiglu_limit routed_scaling_factor layer_norm_eps norm_epsilon logit_scale",
         "a number",
         is_number,
     ),

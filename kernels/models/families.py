@@ -17,6 +17,7 @@ from .deepseek import parse_deepseek_v2, parse_deepseek_v3
 from .gemma import parse_gemma2, parse_gemma3
 from .glm import parse_glm, parse_glm4, parse_glm4_moe
 from .gpt_oss import parse_gpt_oss
+from .layer_normed import parse_cohere2, parse_stablelm, parse_starcoder2
 from .llama import (
     parse_granite,
     parse_llama,
@@ -82,7 +83,12 @@ _GROUPED = (
     "first_k_dense_replace routed_scaling_factor scoring_func topk_method n_group topk_group"
 )
 _PREDICTED = "num_nextn_predict_layers num_mtp_layers"
+_COHERE = (
+    "layer_norm_eps logit_scale use_parallel_block use_parallel_embedding use_gated_activation use_embedding_sharing "
+    "order_of_interleaved_layers layer_switch position_embedding_type"
+)
 FAMILIES = {
+    "Cohere2ForCausalLM": Family(parse_cohere2, f"attention_bias sliding_window sliding_window_pattern {_COHERE}"),
     "DeepseekV2ForCausalLM": Family(parse_deepseek_v2, f"{_LATENT} {_GROUPED}"),
     "DeepseekV3ForCausalLM": Family(parse_deepseek_v3, f"{_LATENT} {_GROUPED} {_PREDICTED} rope_interleave"),
     "Exaone4ForCausalLM": Family(parse_exaone4, "sliding_window sliding_window_pattern"),
@@ -108,6 +114,8 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": Family(parse_qwen3_moe, f"attention_bias {_QWEN} {_EXPERTS}"),
     "SeedOssForCausalLM": Family(parse_seed_oss, "attention_bias attention_out_bias"),
     "SmolLM3ForCausalLM": Family(parse_smollm3, f"attention_bias {_SMOLLM}"),
+    "StableLmForCausalLM": Family(parse_stablelm, "layer_norm_eps use_qkv_bias use_parallel_residual"),
+    "Starcoder2ForCausalLM": Family(parse_starcoder2, "norm_epsilon use_bias sliding_window mlp_type norm_type", _GELU),
 }
 
 

@@ -44,6 +44,29 @@ class Mlp:
 
 
 @attrs.frozen
+class PlainMlp:
+    """An MLP without a gate."""
+
+    up_FD: torch.Tensor
+    up_bias_F: torch.Tensor | None
+    down_DF: torch.Tensor
+    down_bias_D: torch.Tensor | None
+
+
+@attrs.frozen
+class Norm:
+    """A norm of whole rows."""
+
+    weight_D: torch.Tensor
+    bias_D: torch.Tensor | None
+
+    def divided_by(self, divisor: float) -> Norm:
+        """Return a norm whose results are divided."""
+        bias_D = None if self.bias_D is None else self.bias_D.float() / divisor
+        return Norm(self.weight_D.float() / divisor, bias_D)
+
+
+@attrs.frozen
 class Embeddings:
     """The token embedding and the output head."""
 
@@ -55,6 +78,12 @@ class Embeddings:
 def read_norm(weights: Weights, name: str, width: int, c: DecoderConfig) -> torch.Tensor:
     weight = weights.tensor(name, (width,))
     return weight.float() + 1.0 if c.adds_one_to_norms else weight
+
+
+def read_layer_norm(weights: Weights, name: str, c: DecoderConfig) -> Norm:
+    bias = name.removesuffix("weight") + "bias"
+    bias_D = weights.tensor(bias, (c.hidden_size,)) if c.norms_have_biases else None
+    return Norm(read_norm(weights, name, c.hidden_size, c), bias_D)
 
 
 def read_attention(weights: Weights, prefix: str, c: DecoderConfig) -> Attention:
@@ -98,6 +127,16 @@ def read_expert_biases(weights: Weights, prefix: str, D: int, F: int, num_expert
     down: list[tuple[str, Shape]] = [(f"{prefix}{x}.down_proj.bias", (D,)) for x in each]
     return ExpertBiases(
         gate_up_XO=weights.fused(gate_up).view(num_experts, 2 * F), down_XD=weights.fused(down).view(num_experts, D)
+    )
+
+
+def read_plain_mlp(weights: Weights, prefix: str, c: DecoderConfig) -> PlainMlp:
+    D, F = c.hidden_size, c.intermediate_size
+    return PlainMlp(
+        up_FD=weights.tensor(f"{prefix}c_fc.weight", (F, D)),
+        up_bias_F=weights.tensor(f"{prefix}c_fc.bias", (F,)) if c.mlp_bias else None,
+        down_DF=weights.tensor(f"{prefix}c_proj.weight", (D, F)),
+        down_bias_D=weights.tensor(f"{prefix}c_proj.bias", (D,)) if c.mlp_bias else None,
     )
 
 

@@ -73,7 +73,7 @@ _NEUTRAL = _words(
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
     _attn_implementation_autoset quantization_config
-    aux_loss_alpha seq_aux ep_size qk_head_dim
+    aux_loss_alpha seq_aux ep_size qk_head_dim embedding_dropout
     is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker sentence_transformers
     sbert_ce_default_activation_function
     """

@@ -53,6 +53,13 @@ class ReferenceOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
+    def layer_norm(
+        self, x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        x_ND = x_ND - x_ND.mean(-1, keepdim=True)
+        y_ND = self.rms_norm(x_ND, weight_D, eps)
+        return y_ND if bias_D is None else y_ND + bias_D
+
     def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         width = len(weight)
         return torch.cat([x_NI[:, width:], self.rms_norm(x_NI[:, :width].contiguous(), weight, eps)], dim=1)
@@ -107,6 +114,9 @@ class ReferenceOps:
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
         return row_by_row(partial(torch.nn.functional.gelu, approximate="tanh"), gate_NF) * up_NF
+
+    def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
+        return row_by_row(partial(torch.nn.functional.gelu, approximate="tanh"), x_NF)
 
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
         return row_by_row(torch.sigmoid, score_N1) * x_ND

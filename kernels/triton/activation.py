@@ -1,6 +1,6 @@
-"""Kernels of single rows: gates, gated activations, sums, soft caps, the embedding, RMSNorm. `ops.py` launches them.
+"""Kernels of single rows: gates, activations, sums, soft caps, the embedding, norms. `ops.py` launches them.
 
-What must always hold: an element of the result depends on its own row only (but for the norm, on one index).
+What must always hold: an element of the result depends on its own row only (but for norms, on one index).
 """
 
 from __future__ import annotations
@@ -51,6 +51,18 @@ def clamped_swiglu_kernel(
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     h = gate / (1.0 + tl.exp2(gate * alpha * -1.4426950408889634)) * (up + 1.0)
     tl.store(out_ptr + n * WIDTH + i, h.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gelu_kernel(x_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Compute GELU in its tanh form, dense. Program (n, b) has block b of row n."""
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * WIDTH + i
+    inside = i < WIDTH
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    y = x / (1.0 + tl.exp2(inner * -2.8853900817779268))
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -136,3 +148,28 @@ def rms_norm_kernel(
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / WIDTH + eps)
     weight = tl.load(weight_ptr + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + dense, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def layer_norm_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    eps: tl.tensor,
+    BIASED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Compute LayerNorm of row n in program n, all dense."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    at = n * WIDTH + i
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    x = tl.where(inside, x - tl.sum(x, 0) / WIDTH, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    y = x * scale * tl.load(weight_ptr + i, mask=inside, other=0.0).to(tl.float32)
+    if BIASED:
+        y += tl.load(bias_ptr + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)

@@ -83,6 +83,18 @@ class TritonOps:
             self._launch_norm(self._computed(x), None, x, weight, eps, out_ND)
         return out_ND
 
+    def layer_norm(
+        self, x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        x_ND, out_ND = self._computed(x_ND), _dense_like(x_ND)
+        num_rows, width = x_ND.shape
+        block = triton.next_power_of_2(width)
+        activation.layer_norm_kernel[(num_rows,)](
+            x_ND, weight_D, weight_D if bias_D is None else bias_D, out_ND, eps, bias_D is not None, width, block,
+            num_warps=_warps(block), enable_fp_fusion=self._tiles.fusion,
+        )  # fmt: skip
+        return out_ND
+
     def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x_NI, width = self._computed(x_NI), weight.shape[0]
         return torch.cat([x_NI[:, width:], self.rms_norm(x_NI[:, :width], weight, eps)], dim=1)
@@ -130,6 +142,12 @@ class TritonOps:
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         return self._gated(gate_up_N2F, activation.gated_kernel, True)
+
+    def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
+        x_NF, out_NF = self._computed(x_NF), _dense_like(x_NF)
+        num_rows, width = x_NF.shape
+        activation.gelu_kernel[_rows_of(num_rows, width)](x_NF, out_NF, width, _block(width))
+        return out_NF
 
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
         x_ND, score_N1 = self._computed(x_ND), self._computed(score_N1)

@@ -76,6 +76,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 96,
         "first_k_dense_replace": 1,
     },
+    "Cohere2": {"num_key_value_heads": 2, "sliding_window": 50},
+    "StableLm": {"num_key_value_heads": 2, "use_qkv_bias": True, "use_parallel_residual": True},
+    "Starcoder2": {"num_key_value_heads": 2},
     "Glm4Moe": {
         "num_key_value_heads": 2,
         "use_qk_norm": True,

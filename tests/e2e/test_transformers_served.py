@@ -1,4 +1,4 @@
-"""`quipu serve --executor transformers`, with a family that has no kernels of ours: counts, texts, preemption."""
+"""`quipu serve --executor transformers`: counts, texts, preemption."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     DeepseekV2Config,
     DeepseekV3Config,
     Exaone4Config,
@@ -39,6 +40,8 @@ from transformers import (
     Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 from quipu.kernels.backend import BackendConfig
@@ -231,6 +234,22 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=96, moe_intermediate_size=40, num_attention_heads=4, num_key_value_heads=2,
         n_routed_experts=6, num_experts_per_tok=4, routed_scaling_factor=0.75, use_qk_norm=True, attention_bias=True,
         num_mtp_layers=0,
+    ),
+    # attention and MLP of one norm; a layer without a window, and without a rotary embedding
+    "cohere2": lambda: Cohere2Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, sliding_window=50,
+        layer_types=["sliding_attention", "full_attention"], attention_bias=True, logit_scale=0.5,
+    ),
+    "stablelm": lambda: StableLmConfig(
+        **_SHARED, intermediate_size=100, num_attention_heads=2, num_key_value_heads=1, use_qkv_bias=True,
+        layer_norm_eps=1e-2,
+    ),
+    "stablelm-parallel": lambda: StableLmConfig(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=4, use_parallel_residual=True,
+    ),
+    # MLPs without a gate, with biases
+    "starcoder2": lambda: Starcoder2Config(
+        **_SHARED, intermediate_size=100, num_attention_heads=4, num_key_value_heads=2, sliding_window=60,
     ),
 }  # fmt: skip
 

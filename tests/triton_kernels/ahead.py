@@ -174,6 +174,8 @@ def cases() -> list[Case]:
         *adapter_cases("1024 to 4096 of three parts in float32", 1024, 4096, 3, F32),
         Case("norm", activation.rms_norm_kernel, {}, {**width, "ADD": False}),
         Case("add and norm", activation.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
+        Case("layer norm", activation.layer_norm_kernel, {}, {**width, "BIASED": True}),
+        Case("plain gelu", activation.gelu_kernel, {}, width),
         Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),
         Case("gelu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": True}),
         Case("clamped swiglu", activation.clamped_swiglu_kernel, {}, {"WIDTH": 2880, "BLOCK": 1024}),

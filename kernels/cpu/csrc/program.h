@@ -28,6 +28,8 @@ enum Kind : int32_t {
     kSigmoidMul = 17,
     kNormLatent = 18,
     kHeadLinear = 19,
+    kLayerNorm = 20,
+    kGelu = 21,
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
@@ -182,6 +184,8 @@ void soft_cap(const Op&, const Pass&, const Worker&);
 void sigmoid_mul(const Op&, const Pass&, const Worker&);
 void norm_latent(const Op&, const Pass&, const Worker&);
 void head_linear(const Op&, const Pass&, const Worker&);
+void layer_norm(const Op&, const Pass&, const Worker&);
+void gelu(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);
 void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);

@@ -36,6 +36,11 @@ const quipuSizing = (() => {
     Qwen2MoeForCausalLM: { qkvBias: true, experts: true, sharedFfn: "shared_expert_intermediate_size" },
     SeedOssForCausalLM: { headDim: 128, bias: true, outBias: (data) => Boolean(data.attention_out_bias) },
     SmolLM3ForCausalLM: { tied: true },
+    Cohere2ForCausalLM: { everyHeadItsKv: true, tied: true, ownHeadDim: true, norms: 1 },
+    StableLmForCausalLM: {
+      ownHeadDim: true, qkvBiasIf: "use_qkv_bias", normBias: true, norms: (data) => (data.use_parallel_residual ? 1 : 2),
+    },
+    Starcoder2ForCausalLM: { tied: true, ownHeadDim: true, biasIf: "use_bias", normBias: true, plainMlp: true },
     DeepseekV2ForCausalLM: {
       everyHeadItsKv: true, latent: true, grouped: { shared: 2, dense: 0, ffn: 1407, bias: false },
     },
@@ -96,18 +101,21 @@ const quipuSizing = (() => {
     const hidden = positive(data, "hidden_size");
     const heads = positive(data, "num_attention_heads");
     const layers = positive(data, "num_hidden_layers");
-    const bias = Boolean(data.attention_bias ?? family.bias);
+    const bias = family.biasIf ? Boolean(data[family.biasIf] ?? true) : Boolean(data.attention_bias ?? family.bias);
+    const ownHeadDim = Math.floor(hidden / heads);
     const shape = {
       hidden, heads, layers,
       ffn: positive(data, "intermediate_size"),
       vocab: positive(data, "vocab_size"),
       positions: positive(data, "max_position_embeddings"),
       kvHeads: positive(data, "num_key_value_heads", family.everyHeadItsKv ? heads : undefined),
-      headDim: positive(data, "head_dim", family.headDim ?? Math.floor(hidden / heads)),
+      headDim: family.ownHeadDim ? ownHeadDim : positive(data, "head_dim", family.headDim ?? ownHeadDim),
       tied: data.tie_word_embeddings ?? family.tied ?? false,
-      qkvBias: bias || Boolean(family.qkvBias && (data.qkv_bias ?? true)),
+      qkvBias: bias || Boolean(family.qkvBias && (data.qkv_bias ?? true)) || Boolean(data[family.qkvBiasIf]),
       oBias: family.outBias ? family.outBias(data) : bias,
-      norms: family.norms ?? 2,
+      norms: typeof family.norms === "function" ? family.norms(data) : family.norms ?? 2,
+      normVectors: family.normBias ? 2 : 1, // a weight, and a bias
+      plainMlp: Boolean(family.plainMlp), mlpBias: bias && Boolean(family.plainMlp),
       headNorms: typeof family.headNorms === "string" ? Boolean(data[family.headNorms]) : Boolean(family.headNorms),
       projectionNorms: Boolean(family.projectionNorms),
       sinks: Boolean(family.sinks), expertBias: Boolean(family.expertBias),
@@ -167,11 +175,13 @@ const quipuSizing = (() => {
       quantization === "" ? matrixBytes(rows, width, dtype, 0, 1)
         : matrixBytes(rows, width, dtype, isInt8 ? 8 : 4, isInt8 ? width : GROUPS[quantization]);
     const table = (rows, width) => matrixBytes(rows, width, dtype, quantization === "" ? 0 : 8, width);
-    const mlp = (ffn) => linear(2 * ffn, shape.hidden) + linear(shape.hidden, ffn);
+    const mlp = (ffn) => linear(shape.plainMlp ? ffn : 2 * ffn, shape.hidden) + linear(shape.hidden, ffn)
+      + (shape.mlpBias ? 4 * (ffn + shape.hidden) : 0);
     const plain = (rows, width) => matrixBytes(rows, width, dtype, 0, 1);
     const q = shape.heads * shape.headDim;
     const kv = shape.kvHeads * shape.headDim;
-    const vectors = shape.norms * shape.hidden + (shape.qkvBias ? q + 2 * kv : 0) + (shape.oBias ? shape.hidden : 0)
+    const vectors = shape.norms * shape.normVectors * shape.hidden + (shape.qkvBias ? q + 2 * kv : 0)
+      + (shape.oBias ? shape.hidden : 0)
       + (shape.headNorms ? 2 * shape.headDim : 0) + (shape.projectionNorms ? q + kv : 0)
       + (shape.sinks ? shape.heads : 0)
       + (shape.expertBias ? shape.experts * (1 + 2 * shape.expertFfn + shape.hidden) : 0);
@@ -181,7 +191,7 @@ const quipuSizing = (() => {
     const shared = shape.sharedFfn ? score + mlp(shape.sharedFfn) : 0;
     const experts = plain(shape.experts, shape.hidden) + (shape.choiceBias ? 4 * shape.experts : 0)
       + shape.experts * mlp(shape.expertFfn) + shared;
-    let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.hidden;
+    let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.normVectors * shape.hidden;
     for (let layer = 0; layer < shape.layers; layer++) {
       total += attention + (shape.isDense(layer) ? mlp(shape.ffn) : experts);
     }

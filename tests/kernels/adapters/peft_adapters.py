@@ -33,6 +33,8 @@ def targets_of(name: str) -> list[str]:
     if name.startswith("deepseek"):
         queries = ["q_proj"] if name == "deepseek-v2-lite" else ["q_a_proj", "q_b_proj"]
         return [*queries, "kv_a_proj_with_mqa", "o_proj"]
+    if name == "starcoder2":
+        return [*ATTENTION, "c_fc", "c_proj"]
     if name in ("glm", "glm4"):
         return [*ATTENTION, "gate_up_proj", "down_proj"]
     return FUSED if name.startswith("phi") else ATTENTION if name in _FUSED_EXPERTS else SEPARATE

@@ -265,6 +265,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False, "topk_group": 1,
         "use_qk_norm": False,
     },
+    "c4ai-command-r7b-12-2024": {
+        "model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"],
+        **sizes(256000, 4096, 14336, 32, 32, 8, 132096), "attention_bias": False, "cache_implementation": "hybrid",
+        "head_dim": 128, "hidden_act": "silu", "layer_norm_eps": 1e-5, "layer_switch": 4, "logit_scale": 0.25,
+        "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj",
+        "rope_scaling": None, "rope_theta": 50000, "rotary_pct": 1.0, "sliding_window": 4096,
+        "sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True,
+        "use_parallel_block": True, "use_parallel_embedding": False, "use_qk_norm": False,
+    },
+    "stablelm-2-1_6b": {
+        "model_type": "stablelm", "architectures": ["StableLmForCausalLM"],
+        **sizes(100352, 2048, 5632, 24, 32, 32, 4096), "hidden_act": "silu", "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False, "use_qkv_bias": True,
+    },
+    "starcoder2-3b": {
+        "model_type": "starcoder2", "architectures": ["Starcoder2ForCausalLM"],
+        **sizes(49152, 3072, 12288, 30, 24, 2, 16384), "attention_dropout": 0.1, "embedding_dropout": 0.1,
+        "hidden_act": "gelu_pytorch_tanh", "mlp_type": "default", "norm_epsilon": 1e-5, "norm_type": "layer_norm",
+        "residual_dropout": 0.1, "rope_theta": 999999.4420358813, "sliding_window": 4096, "use_bias": True,
+    },
 }  # fmt: skip
 
 
@@ -317,6 +337,11 @@ def test_parsed_values() -> None:
     assert (lite.moe.shared_intermediate_size, sorted(lite.moe.dense_layers)) == (2816, [0])
     assert (v3.moe.shared_intermediate_size, sorted(v3.moe.dense_layers)) == (2048, [0, 1, 2])
     assert v3.moe.choice == ExpertChoice(is_sigmoid=True, num_groups=8, num_chosen_groups=4, factor=2.5)
+    command = parse("c4ai-command-r7b-12-2024")
+    assert command.windows[:4] == (4096, 4096, 4096, None) and sorted(command.unrotated) == list(range(3, 32, 4))
+    assert (command.logits_divisor, command.tie_word_embeddings, command.is_parallel) == (4.0, True, True)
+    assert (parse("stablelm-2-1_6b").rope.width, parse("stablelm-2-1_6b").is_parallel) == (16, False)
+    assert (parse("starcoder2-3b").tie_word_embeddings, parse("starcoder2-3b").windows[0]) == (True, 4096)
     air = parse("GLM-4.5-Air")
     assert (air.rope.width, air.rope.is_interleaved, air.norms_heads, air.o_bias) == (64, False, False, False)
     assert air.moe is not None and air.moe.choice == ExpertChoice(is_sigmoid=True)

@@ -139,6 +139,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder True"),
     ("qwen3-tied", {"vision_config": {"depth": 2}}, "vision_config"),
     ("qwen3-tied", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+    # norms that subtract the mean, and what comes with them
+    ("cohere2", {"sliding_window": None}, "sliding_window is null"),
+    ("cohere2", {"use_parallel_block": False}, "use_parallel_block False"),
+    ("cohere2", {"use_qk_norm": True}, "use_qk_norm True"),
+    ("cohere2", {"head_dim": 32}, "head_dim 32"),
+    ("cohere2", {"logit_scale": 0}, "logit_scale is 0"),
+    ("stablelm", {"qk_layernorm": True}, "qk_layernorm True"),
+    ("stablelm", {"layer_norm_eps": None}, "layer_norm_eps is null"),
+    ("starcoder2", {"norm_type": "rms_norm"}, "norm_type 'rms_norm'"),
+    ("starcoder2", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     # latents, and experts in groups
     ("llama", {"q_lora_rank": 32}, "q_lora_rank 32"),
     ("deepseek-v2-lite", {"attention_bias": True}, "attention_bias True"),
@@ -245,6 +255,11 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
             == (150_000.0, 32.0, False, 4)
         ),
     ),
+    ("cohere2", {"layer_types": ..., "sliding_window_pattern": 2}, lambda c: c.windows == (50, None)),
+    ("cohere2", {"layer_types": ..., "sliding_window": ...}, lambda c: c.windows == (4096, 4096)),
+    ("cohere2", {"logit_scale": ..., "tie_word_embeddings": ...}, lambda c: c.logits_divisor == 16.0),
+    ("stablelm", {"layer_norm_eps": ..., "use_qkv_bias": ...}, lambda c: (c.rms_norm_eps, c.qkv_bias) == (1e-5, False)),
+    ("starcoder2", {"use_bias": ..., "sliding_window": ...}, lambda c: (c.mlp_bias, c.windows) == (True, (None, None))),
     # training, tokens and the like
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False}, lambda c: True),
     ("llama", {"embedding_multiplier": 1.0, "num_experts": 0, "vision_config": None}, lambda c: True),

@@ -39,6 +39,14 @@ void clamped_swiglu(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
+void gelu(const Op& op, const Pass& pass, const Worker& worker) {
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* x = op.x + s.begin * op.x_stride;
+        float* y = op.y + s.begin * op.y_stride;
+        each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, gelu_mul(load(x + i, mask), splat(1))); });
+    }
+}
+
 // y = sigmoid(z) * x, with one z per row
 void sigmoid_mul(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {

@@ -22,6 +22,11 @@ void rms_norm(const Op& op, const Pass& pass, const Worker& worker) {
                  op.y + s.begin * op.y_stride + h * op.width, op.width, op.eps);
 }
 
+void layer_norm(const Op& op, const Pass& pass, const Worker& worker) {
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
+        layer_norm(op.x + s.begin * op.x_stride, static_cast<const float*>(op.weight), op.bias, op.y + s.begin * op.y_stride, op.width, op.eps);
+}
+
 // The first elements of each row, normed, after the others.
 void norm_latent(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t others = op.width - op.out_width;

@@ -1,0 +1,97 @@
+"""The configurations of families whose norms subtract the mean (LayerNorm).
+
+Command R7B (Cohere, arXiv:2504.00698) adds attention and MLP of the same norm; layers with a window are rotated, the
+others are not. StableLM 2 (Bellagente et al., arXiv:2402.17834) rotates a part of each head. StarCoder2 (Lozhkov et
+al., arXiv:2402.19173) has biases in all products, and MLPs without a gate. `decoder_model.py` computes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .config import (
+    DecoderConfig,
+    NormNames,
+    every_nth_full,
+    positive,
+    positive_number,
+    read_sizes,
+    read_windows,
+    same_window,
+)
+from .mixtures import check_values
+from .rope_config import parse_rope
+
+_ONE_NORM = NormNames(before_mlp=None)
+
+
+def parse_cohere2(data: dict[str, Any]) -> DecoderConfig:
+    """Parse `config.json`. By default every fourth layer has no window."""
+    sizes = _read_sizes(data, "layer_norm_eps", every_head_its_kv=True, tied=True)
+    check_values(
+        data,
+        head_dim=sizes["head_dim"],
+        use_parallel_block=True,
+        use_gated_activation=True,
+        order_of_interleaved_layers="local_attn_first",
+        position_embedding_type="rope_gptj",
+    )
+    if data.get("sliding_window", 4096) is None:
+        raise ValueError("config.json: sliding_window is null, must be a positive integer for this architecture")
+    every = 4 if data.get("layer_types") else positive(data, "sliding_window_pattern", default=4)
+    windows = read_windows(data, every_nth_full(sizes["num_layers"], every), 4096)
+    scale = positive_number(data, "logit_scale", default=0.0625)
+    return DecoderConfig(
+        **sizes,
+        rope=parse_rope(data, head_dim=sizes["head_dim"], is_interleaved=True),
+        windows=windows,
+        unrotated=frozenset(index for index, window in enumerate(windows) if window is None),
+        norms=_ONE_NORM,
+        norms_center=True,
+        is_parallel=True,
+        logits_divisor=1.0 / (0.0625 if scale is None else scale),
+    )
+
+
+def parse_stablelm(data: dict[str, Any]) -> DecoderConfig:
+    """Parse `config.json`. A quarter of each head is rotated by default."""
+    sizes = _read_sizes(data, "layer_norm_eps")
+    check_values(data, head_dim=sizes["head_dim"])
+    sizes["qkv_bias"] = bool(data.get("use_qkv_bias", False))
+    is_parallel = bool(data.get("use_parallel_residual", False))
+    return DecoderConfig(
+        **sizes,
+        rope=parse_rope(data, head_dim=sizes["head_dim"], partial=True, default_share=0.25),
+        windows=same_window(data, None),
+        norms=_ONE_NORM if is_parallel else NormNames(),
+        norms_center=True,
+        norms_have_biases=True,
+        is_parallel=is_parallel,
+    )
+
+
+def parse_starcoder2(data: dict[str, Any]) -> DecoderConfig:
+    """Parse `config.json`. `use_bias` is that of all products, and true by default."""
+    sizes = _read_sizes(data, "norm_epsilon", tied=True)
+    check_values(data, mlp_type="default", norm_type="layer_norm")
+    has_biases = bool(data.get("use_bias", True))
+    window = None if data.get("sliding_window") is None else positive(data, "sliding_window")
+    return DecoderConfig(
+        **sizes | {"qkv_bias": has_biases, "o_bias": has_biases},
+        rope=parse_rope(data, head_dim=sizes["head_dim"]),
+        windows=same_window(data, window),
+        norms_center=True,
+        norms_have_biases=True,
+        activation="gelu",
+        mlp_is_gated=False,
+        mlp_bias=has_biases,
+    )
+
+
+def _read_sizes(data: dict[str, Any], epsilon: str, **defaults: bool) -> dict[str, Any]:
+    """Read the entries that all decoders have; `epsilon` names that of norms."""
+    if data.get(epsilon, 1e-5) is None:
+        raise ValueError(f"config.json: {epsilon} is null, must be a positive number")
+    eps = positive_number(data, epsilon, default=1e-5)
+    own_head_dim = {**data, "head_dim": None, "rms_norm_eps": eps}
+    return read_sizes(own_head_dim, **defaults)
