@@ -226,5 +226,6 @@ class Disturber:
         if not held:
             return False
         size = len(store.bytes) // len(store.headers)
-        store.bytes[held[amount % len(held)] * size + amount % size] ^= 1 << amount % 8
+        for place in held[:amount]:
+            store.bytes[place * size + amount % size] ^= 1 << amount % 8
         return True

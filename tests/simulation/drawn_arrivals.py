@@ -195,12 +195,13 @@ def _draw_with_everything(rng: random.Random, tenant: str, eos_token_ids: tuple[
 
 def _draw_crowd(rng: random.Random, after: int, num_together: int) -> list[Arrival]:
     """Draw as many requests as an engine runs together, and then some of which it has to choose."""
-    prompts = [_draw_ids(rng, 3) for _ in range(num_together + 4)]
+    urgency = [(0, True), (1, False), (0, False), (-1, False)]
+    urgency = [one for one in urgency for _ in range(num_together // 2)]
+    prompts = [_draw_ids(rng, 3) for _ in range(num_together + len(urgency))]
     crowd = [
         Arrival(0, 0.0, rng.choice(TENANTS), prompt, 40, follows=after, ignores_eos=True)
         for prompt in prompts[:num_together]
     ]
-    urgency = [(0, True), (1, False), (0, False), (-1, False)]
     for prompt, (priority, is_batch) in zip(prompts[num_together:], urgency, strict=True):
         crowd.append(
             Arrival(0, 0.03, rng.choice(TENANTS), prompt, 2, follows=after, priority=priority, is_batch=is_batch)

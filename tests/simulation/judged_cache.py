@@ -74,16 +74,19 @@ def _found(evidence: Evidence, recorded: list[tuple[Arrival, Watched, Record]]) 
 
 def loads_are_hits(evidence: Evidence) -> Iterator[str]:
     """What was loaded from a tier is what requests say came from there, apart from those that do not say all."""
-    if not evidence.keeps_cache or evidence.metric("num_preemptions_total"):
+    if not evidence.keeps_cache or evidence.engine.get("has_peers"):
         return
     for tier in evidence.seen.plan.setup.tiers:
         loaded = evidence.metric("kv_tier_loaded_blocks_total", tier=tier) * BLOCK
         said = unsaid = 0
+        num_again = int(evidence.metric("num_preemptions_total"))
         for arrival, watched in evidence.requests():
             record = evidence.record(arrival) or {}
             said += record.get(f"cached_{tier}_tokens") or 0
-            if arrival.num_choices > 1 or not watched.has_finished:
-                unsaid += len(arrival.prompt) * arrival.num_choices
+            if num_again:
+                unsaid += (len(arrival.prompt) + arrival.max_tokens) * arrival.num_choices * (1 + num_again)
+            elif not watched.has_finished and not is_afterwards(arrival):
+                unsaid += len(arrival.prompt)
         if not said <= loaded <= said + unsaid:
             yield f"{loaded:g} tokens were loaded from {tier}, requests say {said}, and may not say {unsaid}"
 

@@ -14,10 +14,19 @@ import attrs
 from tests.simulation.oracle import judge
 from tests.simulation.plan import Plan, draw_plan
 from tests.simulation.points import Point, all_points
+from tests.simulation.seen import Seen
 from tests.simulation.world import run_plan
 
-LIMIT_S = 60
+LIMIT_S = 30
 """Of a seed, in real time: a run that does not come back from one step is ended."""
+
+
+class NeverBack(BaseException):
+    """A run has taken too long in real time."""
+
+
+def _end_run(*_: object) -> None:
+    raise NeverBack
 
 
 @attrs.frozen
@@ -45,23 +54,30 @@ class Outcome:
 def run_and_judge(plan: Plan) -> Outcome:
     """Run a plan and ask the oracle."""
     gc.disable()  # of all that could end a task, only this depends on what ran before in this process
+    before = signal.signal(signal.SIGALRM, _end_run)
+    seen: Seen | None = None
     try:
         signal.alarm(LIMIT_S)
         seen = run_plan(plan)
-        signal.alarm(0)
-        return Outcome(
-            seed=plan.seed,
-            trace_sha256=seen.trace_sha256,
-            faults=seen.applied,
-            violations=judge(seen),
-            passed=dict(seen.passed),
-            hit=seen.crashed,
-            num_messages=seen.num_messages,
-            num_bytes=seen.num_bytes,
-            virtual_s=seen.virtual_s,
-        )
+    except* NeverBack:
+        pass
     finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
         gc.enable()
+    if seen is None:
+        return Outcome(plan.seed, "", [], [f"never_back: it took longer than {LIMIT_S} s"], {}, [], 0, 0, 0.0)
+    return Outcome(
+        seed=plan.seed,
+        trace_sha256=seen.trace_sha256,
+        faults=seen.applied,
+        violations=judge(seen),
+        passed=dict(seen.passed),
+        hit=seen.crashed,
+        num_messages=seen.num_messages,
+        num_bytes=seen.num_bytes,
+        virtual_s=seen.virtual_s,
+    )
 
 
 def run_seed(seed: int) -> Outcome:

@@ -145,7 +145,7 @@ def draw_plan(seed: int) -> Plan:
     """Draw what happens in the run of a seed."""
     rng = random.Random(seed)
     aim = aim_of(seed, rng)
-    message = "" if aim is None else aim.point.message
+    message = rng.choice(("", "Moved")) if aim is None else aim.point.message
     setup = _draw_setup(rng, message)
     eos_token_ids = tuple(setup.engine["eos_token_ids"])
     mix = Mix(
@@ -194,7 +194,7 @@ def _draw_setup(rng: random.Random, message: str) -> Setup:
         "eos_token_ids": (FIRST_ID + 3,) if rng.random() < 0.3 else (),
         "num_engines": num_engines,
         "routing": rng.choice(("prefix", "prefix", "dynamo", "least-loaded", "round-robin", "random")),
-        "submit_slots": rng.choice((2, 16, 256)),
+        "submit_slots": rng.choice((2, 2, 16) if message == "Unsent" else (2, 16, 256)),
         "encode_slots": rng.choice((1, 4, 256)),
         "report_slots": rng.choice((1, 2, 16)),
         "max_restarts": 1_000_000,
@@ -229,7 +229,8 @@ def _draw_faults(rng: random.Random, aim: Aim | None, setup: Setup, arrivals: Se
     faults: list[Fault] = []
 
     def draw_timed(kind: str, at_s: float | None = None) -> None:
-        at_s, lasts_s = round(rng.uniform(0, until_s), 6) if at_s is None else at_s, rng.choice((0.05, 0.5, 3.0))
+        latest_s = rng.choice(arrivals).at_s if kind in OF_FLEETS else until_s  # so that more comes after it
+        at_s, lasts_s = round(rng.uniform(0, latest_s), 6) if at_s is None else at_s, rng.choice((0.05, 0.5, 3.0))
         engine, amount = rng.randrange(setup.num_engines), rng.choice((1, 2, 3, 8, 40, 300))
         faults.append(Fault(len(faults), kind, at_s, lasts_s, engine, amount))
 

@@ -1,6 +1,7 @@
 """Sees every message between actors: digests it, counts the points that are passed, and crashes actors at some.
 
     Channel.post ──▶ digest, `sends`, `sent`           Channel.receive_all ──▶ `takes`, `handled`
+    Channel.deliver_now ──▶ `sends`
 
 While a `Tap` is installed, the methods of `Channel` go through it. Which actor acts is read off the running task; what
 `deliver_now` calls acts for the receiver.
@@ -147,6 +148,11 @@ class Tap:
         post(channel, item)
         self._pass(actor, kind, "sent")
 
+    def deliver_now(self, channel: Any, item: Any, deliver: Callable[[Any, Any], bool]) -> bool:
+        if actor := self._actor():
+            self._pass(actor, type(item).__name__, "sends")
+        return deliver(channel, item)
+
     async def receive_all(
         self, channel: Any, take_now: Callable[[Any], bool] | None, receive: Callable[..., Any]
     ) -> list[Any]:
@@ -183,7 +189,7 @@ class Tap:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        post, receive_all = Channel.post, Channel.receive_all
+        post, receive_all, deliver_now = Channel.post, Channel.receive_all, Channel.deliver_now
 
         def tapped_post(channel: Any, item: Any, /) -> None:
             self.post(channel, item, post)
@@ -191,5 +197,9 @@ class Tap:
         async def tapped_receive(channel: Any, take_now: Callable[[Any], bool] | None = None) -> list[Any]:
             return await self.receive_all(channel, take_now, receive_all)
 
-        with mock.patch.multiple(Channel, post=tapped_post, receive_all=tapped_receive):
+        def tapped_deliver(channel: Any, item: Any, /) -> bool:
+            return self.deliver_now(channel, item, deliver_now)
+
+        replaced = {"post": tapped_post, "receive_all": tapped_receive, "deliver_now": tapped_deliver}
+        with mock.patch.multiple(Channel, **replaced):
             yield

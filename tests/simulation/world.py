@@ -47,7 +47,7 @@ from tests.simulation.virtual_time import Clocks, run_virtually
 
 MOST_S = 600.0
 """A run that has not ended by then never will."""
-SETTLING_S = 120.0
+SETTLING_S = 40.0
 """How long the server may take to release everything after the last client and the last fault."""
 SLOT_BYTES = 8
 RECORD_BYTES = 8192
