@@ -53,9 +53,19 @@ def forced_calls(form: CallForm, tools: Sequence[GrammarTool], *, several: bool)
 def calls_or_json(form: CallForm, tools: Sequence[GrammarTool], answer_schema: str, *, several: bool) -> Iterator[str]:
     """Yield the rules of a grammar of calls, or of JSON that matches a schema. Raises UnsupportedSchema."""
     yield from _start(form, "answer | calls")
-    opens = f"({_terminals(form.answer_open, form)})? " if form.answer_open else ""
-    yield f"answer: {opens}%json {_compact(answer_schema)}\n"
+    yield _answer(form, answer_schema)
     yield from _calls(form, tools, several=several)
+
+
+def json_alone(form: CallForm, answer_schema: str) -> Iterator[str]:
+    """Yield the rules of a grammar of JSON that matches a schema, with what the form allows before it."""
+    yield from _start(form, "answer")
+    yield _answer(form, answer_schema)
+
+
+def _answer(form: CallForm, schema: str) -> str:
+    opens = f"({_terminals(form.answer_open, form)})? " if form.answer_open else ""
+    return f"answer: {opens}%json {_compact(schema)}\n"
 
 
 def can_hold_within_text(form: CallForm) -> bool:

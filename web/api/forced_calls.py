@@ -3,6 +3,7 @@
     a call is forced          calls alone, in the model's own format, each with arguments of its tool's schema; a JSON
                               format of the answer has no effect then
     a format and tools        JSON of that format, or calls
+    a format alone            itself, after a message of reasoning where the model writes these
     tools with `strict`       text, in which calls are complete, and match their schemas where tools are strict
     otherwise                 no grammar of calls
 
@@ -23,6 +24,7 @@ from quipu.actors.grammars.call_grammar import (
     calls_within_text,
     can_hold_within_text,
     forced_calls,
+    json_alone,
 )
 from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
@@ -70,7 +72,9 @@ async def read_calls_grammar(
         return grammar
     if form is None or not chosen:
         tools.note_strict()
-        return answer
+        if form is None or form.reasoning is None or answer is None or answer.kind not in _JSON:
+            return answer
+        return GrammarSpec(GrammarKind.LARK, "".join(json_alone(form, answer.source)), answer.param)
     if answer is not None:
         if answer.kind not in _JSON:
             raise bad_value(answer.param, "not allowed together with tools, unless `tool_choice` is `none`")

@@ -17,6 +17,7 @@ from quipu.actors.grammars.call_grammar import (
     calls_within_text,
     can_hold_within_text,
     forced_calls,
+    json_alone,
 )
 from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.grammars.tagged_values import MAX_OPTIONS
@@ -152,8 +153,11 @@ def test_messages_before_calls() -> None:
     assert not vocabulary.begins(rules, thought + thought) and not vocabulary.accepts(rules, thought)
     assert not vocabulary.begins(rules, "Well") and not vocabulary.begins(rules, thought + "Well")
     rules = "".join(calls_or_json(form, TOOLS, '{"type":"object"}', several=True))
+    alone = "".join(json_alone(form, '{"type":"object"}'))
     for output in ('{"a":1}', '<|channel|>final<|message|>{"a":1}', call):
         assert vocabulary.accepts(rules, output) and vocabulary.accepts(rules, thought + output), output
+        is_json = output != call
+        assert vocabulary.accepts(alone, output) is vocabulary.accepts(alone, thought + output) is is_json, output
     template = template_of("openai", "openai_gptoss", vocabulary.added)
     pieces = [
         (token, vocabulary.tokens[token].decode()) if token > 255 else chr(token)

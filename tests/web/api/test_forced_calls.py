@@ -8,12 +8,14 @@ from typing import Any
 import attrs
 import pytest
 
+from quipu.actors.detokenizer.response_parsing.call_syntaxes import shipped_form
 from quipu.actors.messages.call_syntax import CallForm
 from quipu.actors.messages.grammar import GrammarKind
 from quipu.actors.messages.output import OutputFormat
 from quipu.web.api.output_grammar import MAX_GRAMMAR_CHARS, MAX_GRAMMAR_DEPTH
 from quipu.web.app import make_app
-from tests.call_grammars import family
+from tests.byte_vocabulary import ByteVocabulary
+from tests.call_grammars import TOKENS, family
 from tests.web.asked import PLAIN, Asked, ask
 from tests.web.fakes import INFO, Client, FakeDesk
 
@@ -235,3 +237,20 @@ async def test_what_a_format_cannot_hold_is_named(path: str) -> None:
 def test_forms_are_small() -> None:
     """The form of a model's calls that the web layer holds has the token ids of its delimiters and no others."""
     assert isinstance(HERMES.form, CallForm) and len(HERMES.form.token_ids) == 2
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_reasoning_before_json(path: str) -> None:
+    """Where reasoning is a message of its own, as with gpt-oss, it may come before JSON, with tools or without."""
+    names = (*TOKENS["openai"], "<|end|>")
+    vocabulary = ByteVocabulary(names, names)
+    output = OutputFormat(tool_call_parser="openai", call_form=shipped_form("openai", vocabulary.added))
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+    for has_tools in (False, True):
+        request = body(path, **FORMATS[path])
+        asked = await ask(path, request if has_tools else {k: v for k, v in request.items() if k != "tools"}, output)
+        grammar = asked.encode.grammar
+        assert grammar is not None and grammar.kind is GrammarKind.LARK
+        for before in ("", thought):
+            assert vocabulary.accepts(grammar.source, f'{before}{{"city":"Oslo"}}')
+            assert not vocabulary.begins(grammar.source, f"{before}Well")
