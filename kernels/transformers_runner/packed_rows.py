@@ -29,8 +29,8 @@ class Reads:
     """The slots of these blocks, one after the other, that are read."""
     hidden_RnC: torch.Tensor | None
     """Those that a token does not see, of the slots from `first` to `end`; None: it sees all."""
-    unwritten_RC: torch.Tensor | None
-    """Those that are no row's own, which may hold anything; None: there are none."""
+    unwritten: tuple[torch.Tensor, torch.Tensor] | None
+    """Rows and slots of what no token of the row has written, which may hold anything; None: there is nothing."""
 
 
 @attrs.frozen(eq=False)
@@ -104,7 +104,7 @@ class PackedRows:
         tables = [row.blocks[low : (row.context - 1) // size + 1] for low, row in zip(lows, rows, strict=True)]
         longest = max(map(len, tables))
         tokens = self._tensor([list(range(row.start, row.start + length)) for row in rows])
-        # the block of a pad is not read unmasked, but must exist
+        # what a pad names is hidden, but must exist
         blocks = self._tensor([[*table, *[0] * (longest - len(table))] for table in tables])
         if len(rows) == 1:
             first, end = rows[0].first_seen(window) - lows[0] * size, rows[0].context - lows[0] * size
@@ -117,10 +117,13 @@ class PackedRows:
         queries_Rn = self.positions_1N[0][tokens]
         distance_RnC = queries_Rn.unsqueeze(2) - keys_RC.unsqueeze(1)
         hidden_RnC = distance_RnC < 0
+        unwritten = None
+        if len(rows) > 1:
+            row_at, slot_at = hidden_RnC[:, -1].nonzero(as_tuple=True)
+            unwritten = row_at, slot_at
         if window is not None:
             hidden_RnC |= distance_RnC >= window
-        unwritten_RC = None if len(rows) == 1 else hidden_RnC[:, -1]
-        return Reads(tokens, blocks, first, end, hidden_RnC, unwritten_RC)
+        return Reads(tokens, blocks, first, end, hidden_RnC, unwritten)
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._device)

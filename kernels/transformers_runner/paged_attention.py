@@ -71,6 +71,8 @@ class PagedAttention:
         self._watched: Watched | None = None
         self._pass: tuple[PackedRows, KVCache] | None = None
         self._windows: frozenset[int | None] = frozenset()
+        self._kept: list[torch.Tensor | None] = [None, None]
+        """Memory for the keys and the values that some rows read."""
         AttentionInterface.register(self.name, self._attend)
         AttentionMaskInterface.register(self.name, self._mask)
 
@@ -92,6 +94,10 @@ class PagedAttention:
             yield
         finally:
             self._pass = None
+
+    def close(self) -> None:
+        """Free memory; transformers keeps this object."""
+        self._kept = [None, None]
 
     def _mask(
         self, *, mask_function: Any, local_size: int | None = None, use_vmap: bool = False, **_: Any
@@ -129,10 +135,29 @@ class PagedAttention:
         o_NHF = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
         for reads in rows.reads(attention_mask.window):
             q_RHnE = q_HNE[:, reads.tokens_Rn].transpose(0, 1)
-            k_RKCE, v_RKCF = _read(keys, reads, k_KNE), _read(values, reads, v_KNF)
+            k_RKCE, v_RKCF = self._read(0, keys, reads, k_KNE), self._read(1, values, reads, v_KNF)
             o_RHnF = attend(q_RHnE, k_RKCE, v_RKCF, reads.hidden_RnC, scores)
             o_NHF[reads.tokens_Rn.flatten()] = o_RHnF.transpose(1, 2).flatten(0, 1)
         return o_NHF.unsqueeze(0), None
+
+    def _read(self, place: int, cache_BKSE: torch.Tensor, reads: Reads, like_KNE: torch.Tensor) -> torch.Tensor:
+        """Return what rows read, `[R, K, C, E]`, in the shape and dtype of a layer's heads, until `place` is reused."""
+        (num_rows, num_blocks), (num_heads, _, width) = reads.blocks_RB.shape, like_KNE.shape
+        held_heads, size, held_width = cache_BKSE.shape[1:]
+        heads_K1 = torch.arange(num_heads, device=cache_BKSE.device).unsqueeze(1)
+        parts_P = (reads.blocks_RB.unsqueeze(1) * held_heads + heads_K1).flatten()
+        kept = self._kept[place]
+        if kept is None or len(kept) < len(parts_P):
+            # new pages of the system for each layer took longer than the copy
+            kept = self._kept[place] = cache_BKSE.new_empty(len(parts_P), size * held_width)
+        held_Px = kept[: len(parts_P)]
+        # one copy of whole parts of blocks, in the order in which they are multiplied
+        torch.index_select(cache_BKSE.view(-1, size * held_width), 0, parts_P, out=held_Px)
+        held_RKCE = held_Px.view(num_rows, num_heads, num_blocks * size, held_width)
+        held_RKCE = held_RKCE[:, :, reads.first : reads.end, :width]
+        if reads.unwritten is not None:
+            held_RKCE.transpose(1, 2)[reads.unwritten] = 0.0  # a weight of 0 times NaN is NaN
+        return held_RKCE.to(like_KNE.dtype)
 
     def _watch(
         self, watched: Watched, module: Any, key: torch.Tensor, value: torch.Tensor, mask: object, arguments: Any
@@ -175,14 +200,3 @@ def _write(cache_BKSE: torch.Tensor, rows: PackedRows, new_KNE: torch.Tensor) ->
     num_heads, width = new_KNE.shape[0], new_KNE.shape[2]
     new_NKE = new_KNE.transpose(0, 1).to(cache_BKSE.dtype)
     cache_BKSE[rows.blocks_N, :num_heads, rows.offsets_N, :width] = new_NKE
-
-
-def _read(cache_BKSE: torch.Tensor, reads: Reads, like_KNE: torch.Tensor) -> torch.Tensor:
-    """Return what rows read, `[R, K, C, E]`, in the shape and dtype of a layer's heads."""
-    num_heads, width = like_KNE.shape[0], like_KNE.shape[2]
-    held_RBKSE = cache_BKSE[reads.blocks_RB, :num_heads, :, :width]
-    held_RKCE = held_RBKSE.transpose(1, 2).flatten(2, 3)[:, :, reads.first : reads.end].to(like_KNE.dtype)
-    if reads.unwritten_RC is None:
-        return held_RKCE
-    # a weight of 0 times NaN is NaN
-    return held_RKCE.masked_fill(reads.unwritten_RC[:, None, :, None], 0.0)

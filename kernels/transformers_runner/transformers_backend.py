@@ -165,4 +165,5 @@ class TransformersBackend(RunsAtOnce):
 
     def close(self) -> None:
         """Drop weights and cache, which frees their memory."""
+        self._attention.close()
         del self._split, self.cache
