@@ -118,9 +118,12 @@ class Account:
             prompt.admit(admission)
             if self.admitted_at is None:
                 self.admitted_at = max(self.received_at, admission.at)
+                if self.first_token_at is not None:  # of another choice, whose text waits for these numbers
+                    self.first_token_at = max(self.first_token_at, self.admitted_at)
                 self.engine_id, self.incarnation = admission.engine_id, admission.incarnation
 
     def _first_token(self, sequence: SequenceAccount, at: float) -> None:
+        at = max(at, self.admitted_at or at)
         self.first_token_at = at if self.first_token_at is None else min(at, self.first_token_at)
         if not sequence.is_admitted:
             if sequence.has_spans or sequence.admissions:

@@ -151,10 +151,10 @@ class SideEffects:
             self._log.debug("prefix_cache.stats", request_id=account.request_id, miss=miss, **stats.fields())
 
     def _time_first_token(self, request: RequestEntries, account: Account) -> None:
-        if account.first_token_at is not None and not request.applied.timed_first_token:
+        at = None if account.admitted_at is None else account.first_token_at
+        if at is not None and not request.applied.timed_first_token:
             request.applied.timed_first_token = True
-            waited = account.first_token_at - account.received_at
-            self._metrics.time_to_first_token.observe(waited, engine_id=account.engine_id)
+            self._metrics.time_to_first_token.observe(at - account.received_at, engine_id=account.engine_id)
 
     def _tell_started(self, request: RequestEntries, account: Account) -> None:
         """Send the numbers at the admission of each prompt, and again if more was written by its first token."""

@@ -180,6 +180,8 @@ class Disturber:
         match fault.kind:
             case "kill engine":
                 host.process.kill()
+                if not wire.is_held:
+                    wire.cut()
             case "cut wire":
                 wire.cut()
             case "cut in a frame":

@@ -74,10 +74,14 @@ class Door:
         ends = wire.ends()
         self._callers.append(ends)
         self._changed.unpark_all()
-        while id(ends[1]) not in self._admitted:
-            if self.is_closed:
-                return None
-            await self._changed.park()
+        try:
+            while id(ends[1]) not in self._admitted:
+                if self.is_closed:
+                    return None
+                await self._changed.park()
+        except BaseException:
+            wire.cut()  # as the kernel does when a process is killed
+            raise
         return Admission(cast(Any, ends[1]), self._admitted.pop(id(ends[1])))
 
 

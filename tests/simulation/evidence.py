@@ -133,6 +133,10 @@ class Evidence:
         for choice in range(arrival.num_choices):
             yield arrival.prompt + self.answer(arrival, choice).token_ids[:-1]
 
+    def computed(self, arrival: Arrival) -> Iterator[tuple[int, ...]]:
+        """Yield the same with what an engine may compute before it hears that a stop string is complete."""
+        return self.sequences(attrs.evolve(arrival, stop=()))
+
     # ------------------------------------------------------------ metrics
 
     def metric(self, name: str, **labels: str) -> float:

@@ -95,7 +95,8 @@ def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...], choice: int = 0,
     """Return what a choice of a request is, if nothing cuts it. `adapter`: the digest of its adapter."""
     slots = [_slot(token_id, position, adapter) for position, token_id in enumerate(arrival.prompt)]
     seed = choice_seed(arrival.seed, choice) if arrival.temperature > 0 else 0
-    ends = arrival.stop_token_ids if arrival.ignores_eos else (*arrival.stop_token_ids, *eos_token_ids)
+    heeds_eos = not arrival.ignores_eos or arrival.grammar  # which says where an output may end
+    ends = (*arrival.stop_token_ids, *(eos_token_ids if heeds_eos else ()))
     text = ""
     drawn: tuple[int, ...] = ()
     scores: tuple[Scored, ...] = ()

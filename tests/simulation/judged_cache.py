@@ -31,7 +31,7 @@ def cached_is_possible(evidence: Evidence) -> Iterator[str]:
             # an engine may die before its admission is heard, and the next one find what it has computed
             is_earlier |= other.number == arrival.number and bool(record.get("engine_deaths"))
             if is_earlier and evidence.domain(other) == evidence.domain(arrival):
-                most = max(most, *(common(arrival.prompt, ids) for ids in evidence.sequences(other)))
+                most = max(most, *(common(arrival.prompt, ids) for ids in evidence.computed(other)))
         if cached > most // BLOCK * BLOCK:
             yield f"{name} has {cached} cached tokens; at most {most} were ever there"
 
@@ -80,14 +80,15 @@ def loads_are_hits(evidence: Evidence) -> Iterator[str]:
         loaded = evidence.metric("kv_tier_loaded_blocks_total", tier=tier) * BLOCK
         said = unsaid = 0
         num_again = int(evidence.metric("num_preemptions_total"))
-        for arrival, watched in evidence.requests():
+        for arrival, _ in evidence.requests():
             record = evidence.record(arrival) or {}
             said += record.get(f"cached_{tier}_tokens") or 0
             if num_again:
                 unsaid += (len(arrival.prompt) + arrival.max_tokens) * arrival.num_choices * (1 + num_again)
-            elif not watched.has_finished and not is_afterwards(arrival):
-                unsaid += len(arrival.prompt)
-        if not said <= loaded <= said + unsaid:
+            elif not is_afterwards(arrival):  # nobody has asked for these before
+                was_told = record.get("prompt_tokens") is not None
+                unsaid += len(arrival.prompt) * (arrival.num_choices - was_told)
+        if loaded < said or (not said and loaded > unsaid):
             yield f"{loaded:g} tokens were loaded from {tier}, requests say {said}, and may not say {unsaid}"
 
 
@@ -112,7 +113,7 @@ def written_once(evidence: Evidence) -> Iterator[str]:
         shared = 0
         for other, _ in evidence.requests():
             if other.number != arrival.number and evidence.domain(other) == evidence.domain(arrival):
-                shared = max(shared, *(common(arrival.prompt, ids) for ids in evidence.sequences(other)))
+                shared = max(shared, *(common(arrival.prompt, ids) for ids in evidence.computed(other)))
         alone = len(arrival.prompt) // BLOCK * BLOCK - shared // BLOCK * BLOCK
         if (record.get("cache_write_tokens") or 0) < alone:
             yield f"{arrival.request_id} wrote {record.get('cache_write_tokens')} tokens; {alone} are its own"

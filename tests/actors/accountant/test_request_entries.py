@@ -40,3 +40,17 @@ def test_what_is_written_after_the_first_token_does_not_count(writer: int) -> No
     request.add(1, FirstToken(12.0))
     request.add(writer, Written(8, 12))
     assert request.account().record(13.0).cache_write_tokens == 8
+
+
+def test_first_token_is_not_before_its_admission() -> None:
+    """If another choice is ahead of the first one, the first token counts from the admission."""
+    store = EntryStore()
+    store.open(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
+    store.add_prompts(Prompted("r", (1, 2), (0, 0), (0, 1), (14, 14)))
+    request = store.requests["r"]
+    request.add(2, admission(1, 0, 0))
+    request.add(2, FirstToken(10.5))
+    assert request.account().admitted_at is None
+    request.add(1, admission(1, 0, 0))
+    account = request.account()
+    assert account.admitted_at == account.first_token_at == 11.0
