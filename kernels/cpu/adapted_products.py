@@ -51,6 +51,7 @@ class AdaptedProducts(AdapterSlots):
         super().__init__(weights, dtype=dtype, max_loras=max_loras, max_rank=max_rank)
         self._panel = int(library.quipu_panel())
         self._lanes = self._panel // 2
+        self._is_paired = dtype == torch.bfloat16 and bool(library.quipu_multiplies_pairs())
         self._num_slots = max_loras
         self._tables = {
             key: Table(torch.zeros(max_loras, dtype=torch.int64), self._whole_vecs(len(parts) * max_rank))
@@ -109,7 +110,9 @@ class AdaptedProducts(AdapterSlots):
         return _Entry(struct, (structs, a_VIL, *(part.b_PRC for part in packed)))
 
     def _whole_vecs(self, rank: int) -> int:
-        return -(-rank // self._lanes) * self._lanes
+        """Return how many columns a product with A has: whole vectors, or panels where pairs are multiplied."""
+        whole = self._panel if self._is_paired else self._lanes
+        return -(-rank // whole) * whole
 
 
 def _packed(groups_GCK: torch.Tensor) -> torch.Tensor:

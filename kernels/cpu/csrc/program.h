@@ -193,4 +193,9 @@ void expert_silu_mul(const Op&, const Pass&, const Worker&);
 void clamped_swiglu(const Op&, const Pass&, const Worker&);  // a part of expert_silu_mul
 void combine(const Op&, const Pass&, const Worker&);
 void low_rank(const Op&, const Pass&, const Worker&);
-void add_low_rank(const Op&, int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums, int64_t stride);  // a part of linear
+// Sums of some rows and panels: where the first row's of the first panel are, and how far apart rows and panels are.
+struct SumsAt {
+    float* p;
+    int64_t row_stride, panel_stride;
+};
+void add_low_rank(const Op&, int64_t row, int64_t rows, int64_t panel, int64_t panels, SumsAt sums);  // a part of linear

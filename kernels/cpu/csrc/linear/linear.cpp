@@ -133,14 +133,14 @@ void linear_of(const Op& op, const Pass& pass, const Worker& worker) {
         Target gate{both.data(), 2 * wide, true, bias, nullptr, 0, columns - panel * kPanel};
         Target up{both.data() + wide, 2 * wide, true, bias ? bias + columns : nullptr, nullptr, 0, wide};
         multiply_piece<T>(op, row, rows, panel, panels, gate, ahead);
-        if (op.v) add_low_rank(op, row, rows, panel, panels, gate.c, gate.stride);
+        if (op.v) add_low_rank(op, row, rows, panel, panels, {gate.c, gate.stride, kPanel});
         if (!op.activation) {
             store_sums(op, row, rows, panel, panels, gate);
             continue;
         }
         if (other) ahead = panels_ahead<T>(op, half + pieces.panel(next), pieces.panels(next));
         multiply_piece<T>(op, row, rows, half + panel, panels, up, ahead);
-        if (op.v) add_low_rank(op, row, rows, half + panel, panels, up.c, up.stride);
+        if (op.v) add_low_rank(op, row, rows, half + panel, panels, {up.c, up.stride, kPanel});
         for (int64_t m = 0; m < rows; m++)
             for (int64_t i = 0; i < panels * kPanel; i += kLanes) {
                 Vec g = load(gate.c + m * 2 * wide + i), u = load(up.c + m * 2 * wide + i);

@@ -7,32 +7,17 @@
 #ifdef QUIPU_PAIRS
 #include "../rows/activate.h"
 #include "../vec/buffer.h"
-#include "../rows/norm.h"
 #include "../vec/pairs.h"
 #include "pieces.h"
+#include "rounded_rows.h"
 
 namespace {
 
 constexpr int64_t kGroup = 4;  // panels per piece of work, at most
 constexpr int64_t kStreamedBytes = 8 << 20;  // of a result that does not stay in the caches: it is stored past them
 
-// How many elements apart rounded rows are: an odd number of lines, so that rows do not share a few sets of the caches.
-int64_t row_stride(const Op& op) { return op.x_rounded ? op.x_stride : (padded_depth(op.width) / kPairStep | 1) * kPairStep; }
-
-// Norms rows first, if the operation says so.
 void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
-    static thread_local Buffer<float> normed;
-    if (op.norm) normed.resize(std::max<size_t>(normed.size(), op.width));
-    int64_t stride = row_stride(op);
-    for (int64_t row = first; row < last; row++) {
-        const float* x = op.x + row * op.x_stride;
-        if (op.norm) norm(x, op.norm, normed.data(), op.width, op.eps), x = normed.data();
-        bf16* y = to + row * stride;
-        int64_t whole = op.width / kPairStep * kPairStep;
-        round_row(x, whole, y);
-        for (int64_t k = whole; k < op.width; k++) narrow(x[k], y + k);
-        std::fill(y + op.width, y + padded_depth(op.width), 0);
-    }
+    for (int64_t row = first; row < last; row++) round_row_of(op, row, to + row * row_stride(op));
 }
 
 // Rounds all rows of x, unless they are. Every thread of the team calls this, and gets a shared copy or its own.
@@ -137,8 +122,8 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
                 });
         }
         each_step([&](int64_t m, int64_t count) {
-            for (int64_t i = 0; op.v && i < parts * panels; i++)
-                add_low_rank(op, row + m, count, i / panels * num_panels + first + i % panels, 1, sums.at(i, m), kPanel);
+            for (int64_t part = 0; op.v && part < parts; part++)
+                add_low_rank(op, row + m, count, part * num_panels + first, panels, {sums.at(part * panels, m), kPanel, rows * kPanel});
             if (op.activation) finish_activated(op, row, m, count, first, panels, sums);
             else if (streamed) finish<true>(op, row, m, count, first, panels, sums);
             else finish<false>(op, row, m, count, first, panels, sums);

@@ -3,11 +3,13 @@
 //     low_rank      x @ a.T of the rows that have an adapter, sorted by adapter; an operation before linear
 //     add_low_rank  adds that @ b.T to the sums of linear, which calls it for each piece of its own
 //
+// Where the processor multiplies pairs, matrices in bfloat16 are multiplied with rows, and with x @ a.T, rounded to it
+// (low_rank_bf16.cpp).
+//
 // What must always hold: a row's result depends on the row and its own adapter: each sum is one chain, as in all products.
 // Rows without an adapter are neither read nor written.
 #include <algorithm>
 
-#include "../program.h"
 #include "../rows/norm.h"
 #include "../vec/buffer.h"
 #include "../vec/micro.h"
@@ -17,17 +19,6 @@ namespace {
 
 // Vecs of the narrow product at a time: with six rows, as many sums as there are registers for.
 constexpr int64_t kVecs = kLanes == 16 ? 3 : 2;
-
-// Rows of an operation by adapter.
-struct Adapted {
-    const int64_t *rows, *starts;
-    Adapted(const Op& op, const Pass& pass)
-        : rows(op.on_logits_rows ? pass.adapted_logits : pass.adapted_tokens),
-          starts(op.on_logits_rows ? pass.adapted_logits_starts : pass.adapted_starts) {}
-    int64_t count(int64_t adapter) const { return starts[adapter + 1] - starts[adapter]; }
-};
-
-const LowRank* of(const Op& op, int64_t adapter) { return static_cast<const LowRank*>(op.matrices[adapter]); }
 
 // Scattered rows on the left-hand side
 struct LeftRows {
@@ -130,15 +121,15 @@ void add_panel(const float* x, int64_t x_stride, const T* b, int64_t rank, float
         UNROLL for (int v = 0; v < 2; v++) store(y[m] + v * kLanes, sum[m][v]);
 }
 
-// Some panels of one part, for up to kMaxRows rows.
+// Some panels of one part, for up to kMaxRows rows, whose sums of the first panel are at `rows`.
 template <class T>
-void expand(const Op& op, const LowRankPart& part, int64_t count, const float* x, int64_t panel, int64_t panels, float* const* rows) {
+void expand(const Op& op, const LowRankPart& part, int64_t count, const float* x, int64_t panel, int64_t panels, float* const* rows, int64_t panel_stride) {
     int64_t first = std::max(panel, part.first_panel), last = std::min(panel + panels, part.first_panel + part.num_panels);
     int64_t stride = padded(part.rank, (T*)nullptr) * kPanel;
     for (int64_t p = first; p < last; p++) {
         const T* b = static_cast<const T*>(part.b) + (p - part.first_panel) * stride;
         float* y[kMaxRows];
-        for (int64_t m = 0; m < count; m++) y[m] = rows[m] + (p - panel) * kPanel;
+        for (int64_t m = 0; m < count; m++) y[m] = rows[m] + (p - panel) * panel_stride;
         with_rows(count, [&](auto size) { add_panel<size.value>(x + part.first, op.narrow_stride, b, part.rank, y); });
     }
 }
@@ -151,13 +142,16 @@ void low_rank(const Op& op, const Pass& pass, const Worker& worker) {
     Adapted adapted(op, pass);
     int64_t chunks = 0;
     for (int64_t adapter = 0; adapter < pass.num_adapters; adapter++)
-        if (of(op, adapter)) chunks += num_parts(adapted.count(adapter));
+        if (const LowRank* low = adapter_of(op, adapter)) {
+            if (low->stored == kBfloat16 && low_rank_bf16) return low_rank_bf16(op, pass, worker);  // all have one dtype
+            chunks += num_parts(adapted.count(adapter));
+        }
     if (chunks == 0) return;
     bool divided = chunks < worker.num_threads;  // then threads share the rows of a chunk
     kept.resize(std::max<size_t>(kept.size(), kMaxRows * op.width));
     int64_t item = worker.next(), before = 0;
     for (int64_t adapter = 0; adapter < pass.num_adapters; adapter++) {
-        const LowRank* low = of(op, adapter);
+        const LowRank* low = adapter_of(op, adapter);
         int64_t rows = adapted.count(adapter);
         if (!low || rows == 0) continue;
         int64_t groups = (low->num_vecs + kVecs - 1) / kVecs, pieces = divided ? groups : 1;
@@ -177,24 +171,29 @@ void low_rank(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
-// Adds to `sums` of these rows and panels of linear, in whole panels.
-void add_low_rank(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, float* sums, int64_t stride) {
+// Adds to sums of these rows and panels of linear, in whole panels.
+void add_low_rank(const Op& op, int64_t row, int64_t rows, int64_t panel, int64_t panels, SumsAt sums) {
     Adapted adapted(op, *op.pass);
     for (int64_t adapter = 0; adapter < op.pass->num_adapters; adapter++) {
-        const LowRank* low = of(op, adapter);
+        const LowRank* low = adapter_of(op, adapter);
         if (!low || adapted.count(adapter) == 0) continue;
         const int64_t* end = adapted.rows + adapted.starts[adapter + 1];
         const int64_t* at = std::lower_bound(adapted.rows + adapted.starts[adapter], end, row);
         end = std::lower_bound(at, end, row + rows);
-        for (int64_t chunk = 0, all = end - at; chunk < num_parts(all); chunk++) {
-            const int64_t* mine = at + split(all, chunk);
-            int64_t count = split(all, chunk + 1) - split(all, chunk);
-            const float* x = op.v + (mine - adapted.rows - adapted.starts[0]) * op.narrow_stride;
+        int64_t all = end - at, before = at - adapted.rows - adapted.starts[0];
+        if (all == 0) continue;
+        if (low->stored == kBfloat16 && low_rank_bf16) {
+            add_low_rank_bf16(op, *low, at, all, row, panel, panels, before, sums);
+            continue;
+        }
+        for (int64_t chunk = 0; chunk < num_parts(all); chunk++) {
+            int64_t first = split(all, chunk), count = split(all, chunk + 1) - first;
+            const float* x = op.v + (before + first) * op.narrow_stride;
             float* sums_of[kMaxRows];
-            for (int64_t m = 0; m < count; m++) sums_of[m] = sums + (mine[m] - row) * stride;
+            for (int64_t m = 0; m < count; m++) sums_of[m] = sums.p + (at[first + m] - row) * sums.row_stride;
             for (const LowRankPart* part = low->parts; part < low->parts + low->num_parts; part++) {
-                if (low->stored == kBfloat16) expand<bf16>(op, *part, count, x, panel, panels, sums_of);
-                else expand<float>(op, *part, count, x, panel, panels, sums_of);
+                if (low->stored == kBfloat16) expand<bf16>(op, *part, count, x, panel, panels, sums_of, sums.panel_stride);
+                else expand<float>(op, *part, count, x, panel, panels, sums_of, sums.panel_stride);
             }
         }
     }

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "../program.h"
+
 // Some adjacent columns of the product, which a model has fused of several modules: their rows of b, and the columns of
 // x @ a.T that they are multiplied with.
 struct LowRankPart {
@@ -17,3 +19,19 @@ struct LowRank {
     const void* a;     // [Vec][width][kLanes], in bfloat16 [Vec][width / 2][kLanes][2]
     const LowRankPart* parts;
 };
+
+// Rows of an operation by adapter.
+struct Adapted {
+    const int64_t *rows, *starts;
+    Adapted(const Op& op, const Pass& pass)
+        : rows(op.on_logits_rows ? pass.adapted_logits : pass.adapted_tokens),
+          starts(op.on_logits_rows ? pass.adapted_logits_starts : pass.adapted_starts) {}
+    int64_t count(int64_t adapter) const { return starts[adapter + 1] - starts[adapter]; }
+};
+
+inline const LowRank* adapter_of(const Op& op, int64_t adapter) { return static_cast<const LowRank*>(op.matrices[adapter]); }
+
+// See low_rank_bf16.cpp; null if the instruction set does not support it.
+__attribute__((weak)) void low_rank_bf16(const Op&, const Pass&, const Worker&);
+__attribute__((weak)) void add_low_rank_bf16(const Op&, const LowRank&, const int64_t* rows, int64_t count, int64_t row, int64_t panel,
+                                             int64_t panels, int64_t before, SumsAt sums);

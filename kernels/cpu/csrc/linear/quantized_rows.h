@@ -74,7 +74,7 @@ static void multiply_all(int64_t rows, const PreparedRows& x, const Columns& col
 
 // Adds what follows a sum, and stores it.
 static void finish_panel(const Op& op, int64_t row, int64_t num_rows, int64_t panel, float* totals, int64_t stride) {
-    if (op.v) add_low_rank(op, row, num_rows, panel, 1, totals, stride);
+    if (op.v) add_low_rank(op, row, num_rows, panel, 1, {totals, stride, kPanel});
     int64_t n = panel * kPanel;
     for (int v = 0; v < 2; v++, n += kLanes) {
         if (n >= op.out_width) break;

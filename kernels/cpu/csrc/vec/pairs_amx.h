@@ -70,6 +70,20 @@ public:
         add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride, none);
     }
 
+    // sums[row][0 .. kPanel) += x[row] * panel over a few values, an even number: with tiles of no more than these, so that
+    // neither rows nor the panel are padded.
+    void add_few(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, float* sums, int64_t sums_stride) {
+        Ahead none;
+        for (int64_t row = 0; row < num_rows; row += kRowsAtOnce)
+            for (int64_t k = 0; k < num_k; k += kPairStep) {
+                bool lower = tiles_.configure(std::min(kRowsAtOnce, num_rows - row), std::min(kPairStep, num_k - k) / 2);
+                const bf16 *at = x + row * x_stride + k, *right = panel + k * kPanel;
+                float* to = sums + row * sums_stride;
+                if (lower) add_tiles<true>(at, x_stride, packed(right), 0, right, false, to, sums_stride, none);
+                else add_tiles<false>(at, x_stride, packed(right), 0, right, false, to, sums_stride, none);
+            }
+    }
+
 private:
     static constexpr int64_t kTileRows = Tiles::kRows, kKeptBytes = 800 << 10;
 

@@ -46,6 +46,11 @@ public:
         add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride);
     }
 
+    // The same over a few values, added to sums.
+    void add_few(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, float* sums, int64_t sums_stride) {
+        add(x, x_stride, num_rows, packed(panel), num_k, false, sums, sums_stride);
+    }
+
 private:
     static constexpr int64_t kRows = 8;     // in registers: 8 x 2 sums, enough to hide the latency of additions
     // Bytes of weights to prefetch ahead, into the second-level cache: the first one can wait for too few lines at a time.
