@@ -131,6 +131,7 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
     for module in ("alembic", "httpcore2", "quipu.web.cli.serve"):
         import_module(module)
     loaded = load()
+    cpus = sorted(os.sched_getaffinity(0))  # by which torch has chosen its number of threads
     gc.collect()
     gc.freeze()  # a server looks through its objects when it has started: for only those that are its own
     from quipu.web.cli.cli import main
@@ -153,7 +154,7 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
             os.environ.clear()
             os.environ.update(request["environment"])
             sys.argv = ["quipu", *request["arguments"]]
-            if request["arguments"][:1] == ["serve"]:
+            if request["arguments"][:1] == ["serve"] and request["cpus"] == cpus:
                 keep_spares(loaded)
             return main
         for descriptor in descriptors:

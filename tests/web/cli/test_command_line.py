@@ -113,9 +113,12 @@ def test_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             return 0
 
     monkeypatch.setattr(cli, "_module", lambda name: Interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         code = main(["usage"])
     except KeyboardInterrupt:  # it would end the tests
         pytest.fail("the interruption was not caught")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert code == 130
     assert capsys.readouterr().err == "quipu: interrupted\n"
