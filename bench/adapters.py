@@ -2,12 +2,14 @@
 
     python -m bench.adapters [--json] [--quick] [--executor cpu] [--adapters 1 4 16] [--streams 32] [--rank 16]
         [--stored float32|bfloat16] [--format bf16|int8|int4] [--layers 28] [--rounds 7] [--processor-time]
+        [--beside [quipu] [vllm]]
 
 Adapters change every linear layer of the model but the output head. `decode`: one token for each stream. `prefill`: as
 many new tokens for each stream as fit in a step. `prefill of one prompt`: 256 tokens of one prompt with one adapter.
 `none`: no row has an adapter, though some are loaded, beside a model that can have none. Each ratio is the time of the
 step without adapters divided by that with them, by turns: the median of `--rounds` pairs. On a machine that others use,
-`OMP_NUM_THREADS=1` and `--processor-time` count the time of this process alone.
+`OMP_NUM_THREADS=1` and `--processor-time` count the time of this process alone. `--beside` asks servers over HTTP
+instead (`adapters_beside.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import attrs
 import torch
 from safetensors.torch import save_file
 
+from bench.adapters_beside import SERVERS, compare_servers
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
 from bench.step_works import BLOCK_SIZE, CONTEXT, FORMATS, Work, make_batch
@@ -104,7 +107,7 @@ class Ratio:
     """The median."""
 
 
-def save_adapter(folder: Path, setting: Setting, seed: int) -> None:
+def save_adapter(folder: Path, rank: int, stored: str, seed: int) -> None:
     """Save an adapter of random numbers of all linear layers, as PEFT does."""
     hidden, mlp, width = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["head_dim"]
     queries, keys = width * SHAPE["num_attention_heads"], width * SHAPE["num_key_value_heads"]
@@ -122,16 +125,16 @@ def save_adapter(folder: Path, setting: Setting, seed: int) -> None:
     for layer in range(SHAPE["num_hidden_layers"]):
         for module, (rows, columns) in shapes.items():
             name = f"base_model.model.model.layers.{layer}.{module}"
-            for which, shape in (("A", (setting.rank, columns)), ("B", (rows, setting.rank))):
+            for which, shape in (("A", (rank, columns)), ("B", (rows, rank))):
                 matrix = torch.randn(shape, generator=random) * 0.01
-                tensors[f"{name}.lora_{which}.weight"] = matrix.to(getattr(torch, setting.stored))
+                tensors[f"{name}.lora_{which}.weight"] = matrix.to(getattr(torch, stored))
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": setting.rank,
-        "lora_alpha": setting.rank,
+        "r": rank,
+        "lora_alpha": rank,
         "target_modules": sorted({module.rpartition(".")[2] for module in shapes}),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -141,7 +144,7 @@ def load_adapters(backend: Backend, setting: Setting) -> list[str]:
     digests = []
     for seed in range(max(setting.num_adapters)):
         with tempfile.TemporaryDirectory() as name:
-            save_adapter(Path(name, "adapter"), setting, seed)
+            save_adapter(Path(name, "adapter"), setting.rank, setting.stored, seed)
             digests.append(backend.load_adapter(Path(name, "adapter")))
     return digests
 
@@ -218,7 +221,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--processor-time", action="store_true", help="of this process, instead of the wall's")
+    parser.add_argument("--beside", nargs="+", choices=SERVERS, help="compare what adapters cost these servers")
     arguments = parser.parse_args()
+    if arguments.beside:
+        print_servers(arguments)
+        return
     SHAPE["num_hidden_layers"] = arguments.layers
     if arguments.quick:
         SHAPE.update(TINY)
@@ -245,6 +252,23 @@ def main() -> None:
             f"{row.name:<30}{row.num_adapters:>9}{row.without_ms:>9.1f} ms{row.median:>8.3f}{row.lowest:>8.3f}"
             f"{row.highest:>8.3f}{row.wanted:>8.2f}"
         )
+
+
+def print_servers(arguments: argparse.Namespace) -> None:
+    rows = compare_servers(
+        arguments.beside,
+        arguments.adapters,
+        arguments.streams,
+        arguments.rank,
+        arguments.rounds,
+        lambda folder, seed: save_adapter(folder, arguments.rank, arguments.stored, seed),
+    )
+    if arguments.json:
+        print(json.dumps({"beside": [attrs.asdict(row) for row in rows]}))
+        return
+    print(f"{'server':<9}{'adapters':>9}{'tokens/s without':>18}{'ratio':>8}")
+    for row in rows:
+        print(f"{row.server:<9}{row.num_adapters:>9}{row.num_plain_a_s:>18.1f}{row.ratio:>8.3f}")
 
 
 if __name__ == "__main__":

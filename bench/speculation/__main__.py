@@ -1,12 +1,15 @@
 """Measure speculative decoding: tokens a pass on texts of the demo model, and what they are worth in a larger shape.
 
     python -m bench.speculation [--json] [--quick] [--streams 1 8 32] [--tokens 128] [--rounds 7] [--cases 20]
-                                [--texts copy_editing random ...] [--given FILE]
+                                [--texts copy_editing random ...] [--given FILE] [--beside [quipu] [vllm]]
 
 1. Tokens a pass, with `--speculative suffix`, where the demo model says words again, calls tools and writes JSON,
    freely and under a schema, whose forced tokens count. Nothing is timed.
 2. Tokens a second in the shape of Qwen3-0.6B, with drafts as often right as those, beside the same engine without.
 3. The same for random text, where there is nothing to find: what looking for it costs.
+
+With `--beside`, these servers serve the demo model with and without drafts, one request at a time, instead
+(`beside_vllm.py`).
 
 Texts with drafts are compared with those without, token by token.
 """
@@ -28,6 +31,7 @@ import trio
 
 from bench.shapes import TINY
 
+from .beside_vllm import FREE_TEXTS, SERVERS, Beside, compare
 from .demo_texts import TEXTS, Found, measure_texts
 from .drafted_engine import RANDOM, Gain, measure_gains
 
@@ -42,9 +46,14 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20, help="texts of each kind (20)")
     parser.add_argument("--texts", nargs="+", choices=[*TEXTS, RANDOM], default=[*TEXTS, RANDOM])
     parser.add_argument("--given", type=Path, metavar="FILE", help="what --json printed: take tokens a pass from there")
+    parser.add_argument("--beside", nargs="+", choices=SERVERS, help="compare what drafts are worth to these servers")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.streams, arguments.tokens, arguments.rounds, arguments.cases = [1, 2], 16, 1, 1
+    if arguments.beside:
+        names = [name for name in arguments.texts if name in FREE_TEXTS]
+        print_beside(compare(names, arguments.cases, arguments.rounds, arguments.beside), arguments.json)
+        return
     if arguments.given is None:
         texts = measure_texts([name for name in TEXTS if name in arguments.texts], arguments.cases)
     else:
@@ -72,6 +81,15 @@ def main() -> None:
             f"{gain.num_streams:<9}{gain.name:<24}{gain.num_plain_a_s:>17.1f}{gain.ratio:>14.3f}{gain.lowest:>8.3f}"
             f"{gain.tokens_a_pass:>15.2f}"
         )
+
+
+def print_beside(rows: list[Beside], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"beside": [attrs.asdict(row) for row in rows]}))
+        return
+    print(f"{'server':<9}{'text':<24}{'tokens a pass':>14}{'tokens/s without':>18}{'with/without':>14}")
+    for row in rows:
+        print(f"{row.server:<9}{row.text:<24}{row.tokens_a_pass:>14.2f}{row.num_plain_a_s:>18.1f}{row.ratio:>14.3f}")
 
 
 if __name__ == "__main__":

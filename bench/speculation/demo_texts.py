@@ -139,30 +139,32 @@ TEXTS: dict[str, Callable[[Random], Iterator[Body]]] = {
 
 def measure_texts(names: Iterable[str], num_cases: int) -> dict[str, Found]:
     """Serve the demo model with `suffix`, and return what its drafts are worth, by kind of text."""
-    found = {}
     with served("demo", "--executor", "cpu", "--speculative", "suffix", "--speculative-costs", COSTS) as base_url:
-        client = Client(base_url)
-        for name in names:
-            before = _counters(base_url)
-            for case in range(num_cases):
-                for body in TEXTS[name](Random(f"{HELD_OUT} {name} {case}")):
-                    client.chat(**body)
-            found[name] = _difference(before, _counters(base_url))
-    return found
+        return {name: measure_text(base_url, name, range(num_cases)) for name in names}
 
 
-def _counters(base_url: str) -> dict[str, float]:
+def measure_text(base_url: str, name: str, cases: Iterable[int], prefix: str = "quipu") -> Found:
+    """Ask a server for texts of one kind, and return what its drafts were worth. `prefix`: of its metrics."""
+    client = Client(base_url)
+    before = _counters(base_url, prefix)
+    for case in cases:
+        for body in TEXTS[name](Random(f"{HELD_OUT} {name} {case}")):
+            client.chat(**body)
+    return _difference(before, _counters(base_url, prefix), prefix)
+
+
+def _counters(base_url: str, prefix: str) -> dict[str, float]:
     with urllib.request.urlopen(f"{base_url}/metrics") as response:
-        lines = [line for line in response.read().decode().splitlines() if line.startswith("quipu:")]
+        lines = [line for line in response.read().decode().splitlines() if line.startswith(f"{prefix}:")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def _difference(before: dict[str, float], after: dict[str, float]) -> Found:
+def _difference(before: dict[str, float], after: dict[str, float], prefix: str) -> Found:
     def risen(name: str, label: str = "") -> int:
         return sum(
             int(value - before.get(series, 0))
             for series, value in after.items()
-            if series.startswith(f"quipu:{name}_total{{") and label in series
+            if series.startswith(f"{prefix}:{name}_total{{") and label in series
         )
 
     accepted_at: list[int] = []

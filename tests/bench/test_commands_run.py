@@ -19,8 +19,10 @@ from unittest import mock
 
 import pytest
 
-from bench import engine_core, shapes, sse
+from bench import adapters_beside, engine_core, shapes, sse
 from bench.demo_client import served
+from bench.http_load import Answer
+from bench.speculation import beside_vllm
 from tests.tiny import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,7 +145,35 @@ def test_demo_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
             monkeypatch.setattr(f"{name}.served", serve_nothing)
             run_here(monkeypatch, name, "--json")
             assert json.loads(capsys.readouterr().out)["rows"]
+        port = int(base_url.rpartition(":")[2])
+        monkeypatch.setattr(beside_vllm, "Server", lambda *_: mock.Mock(port=port))
+        run_here(monkeypatch, "bench.speculation", "--json", "--beside", "quipu", "--texts", "json_sets")
+        (row,) = json.loads(capsys.readouterr().out)["beside"]
+        assert row["text"] == "json_sets" and row["tokens_a_pass"] >= 1 and row["ratio"] > 0
     assert flags == [("demo",), ("demo", "--lora-modules", "pirate=demo-pirate")]
+
+
+def test_adapters_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Streams ask for adapters in turn, and what they are slower by is the median of the rounds but the first."""
+    asked: list[list[str]] = []
+
+    def answer_all(_: int, bodies: list[dict[str, Any]]) -> list[Answer]:
+        asked.append([body["model"] for body in bodies])
+        step_s = 0.5 if "a0" in asked[-1] else 0.25
+        return [Answer(0.0, tuple(step_s * at for at in range(body["max_tokens"]))) for body in bodies]
+
+    monkeypatch.setattr(adapters_beside, "Server", mock.Mock())
+    monkeypatch.setattr(adapters_beside, "make_checkpoint", lambda folder: folder)
+    monkeypatch.setattr(adapters_beside, "ask_all", answer_all)
+    options = ("--adapters", "1", "2", "--streams", "3", "--rounds", "2", "--rank", "1")
+    run_here(monkeypatch, "bench.adapters", "--json", "--beside", "quipu", *options)
+    rows = json.loads(capsys.readouterr().out)["beside"]
+    assert [(row["server"], row["num_adapters"], row["ratio"]) for row in rows] == [
+        ("quipu", 1, 0.5),
+        ("quipu", 2, 0.5),
+    ]
+    none, one, two = ["model"] * 3, ["a0"] * 3, ["a0", "a1", "a0"]
+    assert asked == [two, one, none, none, one, two, two, one, none]
 
 
 def test_shared_prefixes_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
