@@ -90,6 +90,7 @@ def resolve_config(
         "max_loras": adapters["max_loras"],
         "max_lora_rank": adapters["max_lora_rank"],
         "task": vectors.task.value,
+        "speculative": _resolve_speculative(arguments, vectors.task),
     }
     engine = EngineConfig(
         model_path=str(path),
@@ -123,7 +124,7 @@ def _check_task(arguments: argparse.Namespace, task: Task) -> None:
         raise CheckpointError(
             f"--task {task}: the {arguments.executor} executor makes no embeddings and no scores, only text"
         )
-    if arguments.speculative != "off":
+    if arguments.speculative not in (None, "off"):
         raise CheckpointError(f"--task {task}: nothing is drafted without outputs: --speculative must be off")
 
 
@@ -255,6 +256,13 @@ def _resolve_block_size(arguments: argparse.Namespace) -> int:
     if arguments.block_size is not None:
         return int(arguments.block_size)
     return VLLM_BLOCK_SIZE if arguments.executor == "vllm" else DEFAULT_BLOCK_SIZE
+
+
+def _resolve_speculative(arguments: argparse.Namespace, task: Task) -> str:
+    """Return where guesses come from: by default, from all there is, where the executor can verify them."""
+    if arguments.speculative is not None:
+        return str(arguments.speculative)
+    return "off" if arguments.executor in ("vllm", "fake") or task is not Task.GENERATE else "suffix"
 
 
 def _resolve_sizes(

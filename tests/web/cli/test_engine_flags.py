@@ -157,3 +157,23 @@ def test_block_size(flags: list[str], expected: int) -> None:
     """The default is what the executor's attention takes."""
     config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.engine.block_size == info.block_size == info.settings["block_size"] == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "suffix"),
+        (["--executor", "cpu"], "suffix"),
+        (["--executor", "triton"], "suffix"),
+        (["--speculative", "ngram"], "ngram"),
+        (["--speculative", "off"], "off"),
+        (["--executor", "fake"], "off"),
+        (["--executor", "fake", "--speculative", "ngram"], "ngram"),
+        (["--executor", "vllm"], "off"),
+        (["--task", "embed"], "off"),
+    ],
+)
+def test_speculative(flags: list[str], expected: str) -> None:
+    """Tokens are guessed unless the executor cannot verify them or there is no output; a flag is taken at its word."""
+    config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
+    assert config.engine.speculative == info.settings["speculative"] == expected
