@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.adapters_beside import SERVERS, compare_servers
+from bench.peers.servers import PeerFailed
 from bench.shapes import QWEN3_06B as SHAPE
 from bench.shapes import TINY
 from bench.step_works import BLOCK_SIZE, CONTEXT, FORMATS, Work, make_batch
@@ -255,14 +257,17 @@ def main() -> None:
 
 
 def print_servers(arguments: argparse.Namespace) -> None:
-    rows = compare_servers(
-        arguments.beside,
-        arguments.adapters,
-        arguments.streams,
-        arguments.rank,
-        arguments.rounds,
-        lambda folder, seed: save_adapter(folder, arguments.rank, arguments.stored, seed),
-    )
+    try:
+        rows = compare_servers(
+            arguments.beside,
+            arguments.adapters,
+            arguments.streams,
+            arguments.rank,
+            arguments.rounds,
+            lambda folder, seed: save_adapter(folder, arguments.rank, arguments.stored, seed),
+        )
+    except PeerFailed as error:
+        sys.exit(str(error))
     if arguments.json:
         print(json.dumps({"beside": [attrs.asdict(row) for row in rows]}))
         return

@@ -17,7 +17,7 @@ import attrs
 
 from bench.http_load import ask_all, completion, decode_rate
 from bench.peers.checkpoint import SHAPE, make_checkpoint
-from bench.peers.servers import HOME, MODEL, PEERS, Peer, Server
+from bench.peers.servers import HOME, MODEL, PEERS, Peer, PeerFailed, Server
 
 SERVERS = ("quipu", "vllm")
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 64
@@ -61,6 +61,8 @@ def compare_servers(
         running: dict[str, Server] = {}
         for name in servers:
             peer = with_adapters(BY_NAME[name], folders, rank)
+            if not peer.is_installed():
+                raise PeerFailed(f"{name} is not installed: {peer.install}")
             running[name] = Server(peer, checkpoint, Path(made, f"{name}.log"))
             stack.callback(running[name].stop)
             running[name].wait()

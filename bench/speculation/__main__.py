@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 import attrs
 import trio
 
+from bench.peers.servers import PeerFailed
 from bench.shapes import TINY
 
 from .beside_vllm import FREE_TEXTS, SERVERS, Beside, compare
@@ -52,7 +54,11 @@ def main() -> None:
         arguments.streams, arguments.tokens, arguments.rounds, arguments.cases = [1, 2], 16, 1, 1
     if arguments.beside:
         names = [name for name in arguments.texts if name in FREE_TEXTS]
-        print_beside(compare(names, arguments.cases, arguments.rounds, arguments.beside), arguments.json)
+        try:
+            found = compare(names, arguments.cases, arguments.rounds, arguments.beside)
+        except PeerFailed as error:
+            sys.exit(str(error))
+        print_beside(found, arguments.json)
         return
     if arguments.given is None:
         texts = measure_texts([name for name in TEXTS if name in arguments.texts], arguments.cases)

@@ -12,12 +12,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import attrs
 
-from bench.peers.servers import PEERS, Peer, Server, serve_quipu
+from bench.peers.servers import PEERS, Peer, PeerFailed, Server, serve_quipu
 from quipu.actors.shared.checkpoint import DEMO
 
 from .demo_texts import COSTS, measure_text
@@ -44,12 +43,13 @@ class Beside:
     """Tokens a second with drafts, divided by those without: the median of rounds."""
 
 
-def pairs_of() -> dict[str, tuple[Peer, Peer]]:
-    """Return each server without drafts and with them."""
+def pairs_of(data: str) -> dict[str, tuple[Peer, Peer]]:
+    """Return each server without drafts and with them. `data`: a folder for ours."""
 
     def ours(speculative: str) -> Peer:
         flags = ("--speculative", speculative, "--speculative-costs", COSTS, "--executor", "cpu")
-        return attrs.evolve(BY_NAME["quipu"], command=partial(serve_quipu, format_flags=flags))
+        own = ("--data-dir", f"{data}/{speculative}")
+        return attrs.evolve(BY_NAME["quipu"], command=lambda *where: [*serve_quipu(*where), *flags, *own])
 
     def theirs(*flags: str) -> Peer:
         vllm = BY_NAME["vllm"]
@@ -64,12 +64,13 @@ def pairs_of() -> dict[str, tuple[Peer, Peer]]:
 def compare(names: Iterable[str], num_cases: int, num_rounds: int, servers: Sequence[str]) -> list[Beside]:
     """Ask each server without and with drafts by turns, while all others are paused. Raises PeerFailed."""
     found: list[Beside] = []
-    pairs = pairs_of()
     for server in servers:
-        with ExitStack() as stack, tempfile.TemporaryDirectory() as logs:
+        with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
             running = []
-            for at, peer in enumerate(pairs[server]):
-                running.append(Server(peer, DEMO, Path(logs) / str(at)))
+            for at, peer in enumerate(pairs_of(made)[server]):
+                if not peer.is_installed():
+                    raise PeerFailed(f"{server} is not installed: {peer.install}")
+                running.append(Server(peer, DEMO, Path(made) / f"{at}.log"))
                 stack.callback(running[-1].stop)
                 running[-1].wait()
             found += [_compare(server, name, running, num_cases, num_rounds) for name in names]
