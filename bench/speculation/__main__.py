@@ -55,10 +55,10 @@ def main() -> None:
     if arguments.beside:
         names = [name for name in arguments.texts if name in FREE_TEXTS]
         try:
-            found = compare(names, arguments.cases, arguments.rounds, arguments.beside)
+            compared = compare(names, arguments.cases, arguments.rounds, arguments.beside)
         except PeerFailed as error:
             sys.exit(str(error))
-        print_beside(found, arguments.json)
+        print_beside(compared, arguments.json)
         return
     if arguments.given is None:
         texts = measure_texts([name for name in TEXTS if name in arguments.texts], arguments.cases)
