@@ -20,7 +20,7 @@ class SpeculativeSettings(TierSettings):
         "sequence, `suffix` also what followed them in recent outputs of the same tenant "
         "(docs/operate/speculative-decoding.md)",
         group="speculation",
-        resolved="suffix; off with --executor vllm or fake, and where no text is generated",
+        resolved="suffix with --executor auto, cpu or triton, where text is generated; else off",
     )
     num_speculative_tokens: int = setting(
         16,

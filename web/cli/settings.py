@@ -259,10 +259,10 @@ def _resolve_block_size(arguments: argparse.Namespace) -> int:
 
 
 def _resolve_speculative(arguments: argparse.Namespace, task: Task) -> str:
-    """Return where guesses come from: by default, from all there is, where the executor can verify them."""
+    """Return where guesses come from: by default from everything, where verifying them changes no bit and may pay."""
     if arguments.speculative is not None:
         return str(arguments.speculative)
-    return "off" if arguments.executor in ("vllm", "fake") or task is not Task.GENERATE else "suffix"
+    return "suffix" if arguments.executor in ("auto", "cpu", "triton") and task is Task.GENERATE else "off"
 
 
 def _resolve_sizes(

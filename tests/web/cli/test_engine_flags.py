@@ -170,10 +170,12 @@ def test_block_size(flags: list[str], expected: int) -> None:
         (["--executor", "fake"], "off"),
         (["--executor", "fake", "--speculative", "ngram"], "ngram"),
         (["--executor", "vllm"], "off"),
+        (["--executor", "transformers"], "off"),
+        (["--executor", "reference"], "off"),
         (["--task", "embed"], "off"),
     ],
 )
 def test_speculative(flags: list[str], expected: str) -> None:
-    """Tokens are guessed unless the executor cannot verify them or there is no output; a flag is taken at its word."""
+    """Tokens are guessed by our kernels, if there is an output; a flag is taken at its word."""
     config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.engine.speculative == info.settings["speculative"] == expected
