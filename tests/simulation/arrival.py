@@ -12,6 +12,10 @@ FIRST_ID, NUM_IDS = 4, 120
 TENANTS = ("ada", "bob", "cleo")
 ADAPTERS = ("poet", "clerk")
 """Names of the adapters of servers that have any."""
+TOOLS = ("find", "add")
+"""Names of the tools that clients offer."""
+ANY_LETTER = -1
+"""In a script: a letter that the model draws."""
 AFTERWARDS = 1000
 """Requests with this number and higher ones are sent when everything else is over."""
 
@@ -59,6 +63,14 @@ class Arrival:
     with_token_ids: bool = False
     grammar: int = 0
     """Which tokens may be drawn, by the rule of `fake_grammars.py`; 0: all."""
+    script: tuple[int, ...] = ()
+    """Tokens that come first, since its grammar allows no others."""
+    tools: tuple[str, ...] = ()
+    """The tools that may be called: only then calls are told from text."""
+    max_calls: int | None = None
+    """An output ends with so many calls."""
+    shows_tools: bool = False
+    """The tools are part of its chat."""
     priority: int = 0
     is_batch: bool = False
     leaves_after_s: float | None = None
@@ -70,10 +82,17 @@ class Arrival:
     """It is sent when the request with this number has ended."""
     after_reset: bool = False
     """The cache is reset just before it is sent."""
+    is_pushed_out: bool = False
+    """What it has in common with earlier ones has been pushed off the device."""
 
     @property
     def request_id(self) -> str:
         return f"req-{self.number}"
+
+    @property
+    def grammar_text(self) -> str:
+        """How its grammar is written."""
+        return f"{self.grammar}:{','.join(map(str, self.script))}"
 
     @property
     def reads_cache(self) -> bool:

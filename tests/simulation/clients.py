@@ -14,6 +14,16 @@ from quipu.actors.ledger.durable_journal import DurableJournal
 from quipu.actors.messages.accountant import Caller
 from quipu.actors.messages.grammar import GrammarKind, GrammarSpec
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta, Started
+from quipu.actors.messages.output import (
+    ArgumentsDelta,
+    CallBegin,
+    CallEnd,
+    Markup,
+    OutputEvent,
+    OutputRules,
+    ReasoningDelta,
+    TextDelta,
+)
 from quipu.actors.messages.prompts import CacheTtl, ChatPrompt, ContentMark, Prompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scores import ScoredToken
@@ -22,9 +32,9 @@ from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import DeskClosed
 from quipu.actors.wiring import Runtime
 from tests.simulation.arrival import STEP_S, Arrival
-from tests.simulation.expected import Scored, role_of
+from tests.simulation.expected import Scored, role_of, tool_definition
 from tests.simulation.memory_ledger import MemoryStorage
-from tests.simulation.seen import End, Numbers, Piece, Seen, Watched
+from tests.simulation.seen import End, Numbers, Part, Piece, Seen, Watched
 from tests.simulation.tap import Tap
 
 TIERS = ("device", "host", "disk", "remote")
@@ -149,7 +159,8 @@ class Clients:
             cache_salt=arrival.salt,
             adapter=self._seen.adapters.get(arrival.adapter, ""),
             with_token_ids=arrival.with_token_ids,
-            grammar=GrammarSpec(GrammarKind.LARK, str(arrival.grammar), "grammar") if arrival.grammar else None,
+            grammar=GrammarSpec(GrammarKind.LARK, arrival.grammar_text, "grammar") if arrival.grammar else None,
+            output=OutputRules({name: {} for name in arrival.tools}, arrival.max_calls) if arrival.tools else None,
         )
 
     def _is_written(self, request_id: str, told: dict[str, Any]) -> bool:
@@ -174,6 +185,7 @@ def _prompt(arrival: Arrival) -> Prompt:
     ttls = {False: CacheTtl.FIVE_MINUTES, True: CacheTtl.ONE_HOUR}
     return ChatPrompt(
         messages,
+        tools=tuple(map(tool_definition, arrival.tools)) if arrival.shows_tools else (),
         marks=tuple(ContentMark(ttls[mark.is_long], mark.message, mark.num_chars) for mark in arrival.marks),
     )
 
@@ -181,6 +193,22 @@ def _prompt(arrival: Arrival) -> Prompt:
 def _scored(token: ScoredToken) -> Scored:
     assert token.logprob is not None and token.rank is not None
     return Scored(token.token_id, token.logprob, token.rank, tuple(likely.token_id for likely in token.top))
+
+
+def _part(event: OutputEvent) -> Part:
+    match event:
+        case TextDelta():
+            return Part("text", event.text)
+        case ReasoningDelta():
+            return Part("reasoning", event.text)
+        case Markup():
+            return Part("markup", event.source)
+        case CallBegin():
+            return Part("call", event.name, event.index)
+        case ArgumentsDelta():
+            return Part("arguments", event.text, event.index)
+        case CallEnd():
+            return Part("end", "", event.index)
 
 
 def _piece(now: float, event: Delta) -> Piece:
@@ -198,7 +226,7 @@ def _piece(now: float, event: Delta) -> Piece:
     return Piece(
         now,
         event.index,
-        event.text,
+        event.text + "".join(one.source for one in event.events),
         event.num_tokens,
         reason,
         event.stop_match,
@@ -207,6 +235,7 @@ def _piece(now: float, event: Delta) -> Piece:
         scores,
         of_prompt,
         prompt_ids,
+        (*((Part("text", event.text),) if event.text else ()), *map(_part, event.events)),
     )
 
 

@@ -30,7 +30,7 @@ class Mix:
     """The share of requests that repeat an earlier one, for the same tenant."""
 
 
-def _draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
+def draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(FIRST_ID, FIRST_ID + NUM_IDS) for _ in range(count))
 
 
@@ -40,7 +40,7 @@ def _draw_text(rng: random.Random, most: int) -> str:
 
 def draw_arrivals(rng: random.Random, mix: Mix) -> tuple[Arrival, ...]:
     """Draw who asks for what, and when: with shared prefixes, in bursts, again, or going on with an answer."""
-    documents = [_draw_ids(rng, BLOCK * rng.randint(1, 10)) for _ in range(rng.randint(1, 3))]
+    documents = [draw_ids(rng, BLOCK * rng.randint(1, 10)) for _ in range(rng.randint(1, 3))]
     chat = tuple(_draw_text(rng, 12) for _ in range(rng.choice((1, 3))))
     text = _draw_text(rng, 30)
     arrivals: list[Arrival] = []
@@ -73,14 +73,14 @@ def _with_prompt(
 ) -> Arrival:
     kind, before = rng.random(), rng.choice(arrivals) if arrivals else None
     if rng.random() < mix.share_too_long:
-        return attrs.evolve(arrival, prompt=_draw_ids(rng, mix.max_model_len + 1))  # which is refused
+        return attrs.evolve(arrival, prompt=draw_ids(rng, mix.max_model_len + 1))  # which is refused
     if before is not None and kind < 0.12:
         same = {name: getattr(before, name) for name in ("prompt", "text", "chat", "marks", "mark_positions")}
         return attrs.evolve(arrival, **same)
     if before is not None and kind < 0.25:
         tenant = before.tenant if rng.random() < 0.8 else arrival.tenant
         answer = answer_to(before, mix.eos_token_ids).token_ids
-        prompt = (before.prompt + answer + _draw_ids(rng, rng.randint(1, BLOCK)))[: mix.max_model_len - 1]
+        prompt = (before.prompt + answer + draw_ids(rng, rng.randint(1, BLOCK)))[: mix.max_model_len - 1]
         return attrs.evolve(arrival, tenant=tenant, prompt=prompt)
     if kind < 0.4:
         return _with_chat(rng, mix, arrival, chat)
@@ -89,16 +89,16 @@ def _with_prompt(
         return attrs.evolve(arrival, text=wanted, prompt=encoded(wanted))
     if kind < 0.87:
         document = rng.choice(documents)
-        prompt = document[: rng.randint(1, len(document))] + _draw_ids(rng, rng.randint(0, 3 * BLOCK))
+        prompt = document[: rng.randint(1, len(document))] + draw_ids(rng, rng.randint(0, 3 * BLOCK))
         return attrs.evolve(arrival, prompt=prompt)
-    return attrs.evolve(arrival, prompt=_draw_ids(rng, rng.randint(1, 16 * BLOCK)))
+    return attrs.evolve(arrival, prompt=draw_ids(rng, rng.randint(1, 16 * BLOCK)))
 
 
 def _with_chat(rng: random.Random, mix: Mix, arrival: Arrival, chat: tuple[str, ...]) -> Arrival:
     contents = chat if rng.random() < 0.5 else (*chat[:-1], chat[-1] + _draw_text(rng, 6))
     prompt = encoded(rendered(contents))
     if len(prompt) >= mix.max_model_len:
-        return attrs.evolve(arrival, prompt=_draw_ids(rng, BLOCK))
+        return attrs.evolve(arrival, prompt=draw_ids(rng, BLOCK))
     marks: list[Mark] = []
     for message, content in enumerate(contents):
         if rng.random() < 0.5:
@@ -119,7 +119,7 @@ def _with_wishes(rng: random.Random, mix: Mix, arrival: Arrival) -> Arrival:
         num_choices=rng.choice((1, 1, 1, 2, 3)),
         temperature=1.0 if is_sampled else 0.0,
         seed=rng.getrandbits(64),
-        stop_token_ids=_draw_ids(rng, 2) if rng.random() < 0.1 else (),
+        stop_token_ids=draw_ids(rng, 2) if rng.random() < 0.1 else (),
         ignores_eos=rng.random() < 0.1,
         logprobs=rng.choice((0, 2)) if rng.random() < 0.12 else None,
         prompt_logprobs=rng.choice((0, 1)) if rng.random() < 0.05 else None,
@@ -141,10 +141,13 @@ def _draw_stop(rng: random.Random, text: str) -> tuple[str, ...]:
     return (text[at : at + 2], "###")
 
 
-def draw_afterwards(rng: random.Random, eos_token_ids: tuple[int, ...], num_together: int) -> tuple[Arrival, ...]:
+def draw_afterwards(
+    rng: random.Random, eos_token_ids: tuple[int, ...], num_together: int, in_between: Sequence[Arrival]
+) -> tuple[Arrival, ...]:
     """Draw what is asked once everything else is over, when nothing excuses what is wrong.
 
     `num_together`: sequences that the only engine runs together; 0: what comes when it is full is not asked.
+    `in_between`: what is asked before that.
     """
     tenant, stranger = rng.sample(TENANTS, 2)
     found_again = _draw_found_again(rng, tenant, stranger, eos_token_ids)
@@ -153,8 +156,9 @@ def draw_afterwards(rng: random.Random, eos_token_ids: tuple[int, ...], num_toge
     one_by_one = [
         *found_again,
         _draw_with_everything(rng, stranger, eos_token_ids),
-        Arrival(0, 0.0, tenant, _draw_ids(rng, 5), 60, deadline_s=0.1, ignores_eos=True),
-        Arrival(0, 0.0, stranger, _draw_ids(rng, 6), 60, leaves_after_s=0.05, ignores_eos=True),
+        Arrival(0, 0.0, tenant, draw_ids(rng, 5), 60, deadline_s=0.1, ignores_eos=True),
+        Arrival(0, 0.0, stranger, draw_ids(rng, 6), 60, leaves_after_s=0.05, ignores_eos=True),
+        *in_between,
     ]
     numbered = [attrs.evolve(one, number=AFTERWARDS + i) for i, one in enumerate(one_by_one)]
     asked = [attrs.evolve(one, follows=one.number - 1 if i else None) for i, one in enumerate(numbered)]
@@ -168,10 +172,10 @@ def _draw_found_again(rng: random.Random, tenant: str, stranger: str, eos_token_
 
     Its length is such that all but its last token fill blocks, or one more or less.
     """
-    prompt = _draw_ids(rng, BLOCK * rng.randint(2, 3) + rng.choice((0, 1, 1, 2)))
+    prompt = draw_ids(rng, BLOCK * rng.randint(2, 3) + rng.choice((0, 1, 1, 2)))
     first = Arrival(0, 0.0, tenant, prompt, 4, seed=rng.getrandbits(64), temperature=1.0)
     again = attrs.evolve(first, max_tokens=1)
-    further = prompt + answer_to(first, eos_token_ids).token_ids + _draw_ids(rng, rng.randint(1, BLOCK))
+    further = prompt + answer_to(first, eos_token_ids).token_ids + draw_ids(rng, rng.randint(1, BLOCK))
     goes_on = attrs.evolve(again, prompt=further, max_tokens=2)
     return [first, again, attrs.evolve(again, tenant=stranger), goes_on]
 
@@ -181,7 +185,7 @@ def _draw_with_everything(rng: random.Random, tenant: str, eos_token_ids: tuple[
         0,
         0.0,
         tenant,
-        _draw_ids(rng, rng.randint(3, 9)),
+        draw_ids(rng, rng.randint(3, 9)),
         8,
         num_choices=2,
         temperature=1.0,
@@ -197,7 +201,7 @@ def _draw_crowd(rng: random.Random, after: int, num_together: int) -> list[Arriv
     """Draw as many requests as an engine runs together, and then some of which it has to choose."""
     urgency = [(0, True), (1, False), (0, False), (-1, False)]
     urgency = [one for one in urgency for _ in range(num_together // 2)]
-    prompts = [_draw_ids(rng, 3) for _ in range(num_together + len(urgency))]
+    prompts = [draw_ids(rng, 3) for _ in range(num_together + len(urgency))]
     crowd = [
         Arrival(0, 0.0, rng.choice(TENANTS), prompt, 40, follows=after, ignores_eos=True)
         for prompt in prompts[:num_together]

@@ -134,8 +134,8 @@ class Evidence:
             yield arrival.prompt + self.answer(arrival, choice).token_ids[:-1]
 
     def computed(self, arrival: Arrival) -> Iterator[tuple[int, ...]]:
-        """Yield the same with what an engine may compute before it hears that a stop string is complete."""
-        return self.sequences(attrs.evolve(arrival, stop=()))
+        """Yield the same with what an engine may compute before it hears that a stop string or a call is complete."""
+        return self.sequences(attrs.evolve(arrival, stop=(), max_calls=None))
 
     # ------------------------------------------------------------ metrics
 

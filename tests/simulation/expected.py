@@ -8,13 +8,16 @@ library, chats after the few lines of the tiny model's template have been said a
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from functools import cache, lru_cache
+from typing import Any
 
 import attrs
 from tokenizers import Tokenizer
 
 from tests.simulation.arrival import FIRST_ID, NUM_IDS, Arrival
+from tests.simulation.expected_calls import call_ends
 from tests.simulation.fake_grammars import next_token
 from tests.tiny import TINY
 
@@ -64,10 +67,19 @@ def encoded(text: str) -> tuple[int, ...]:
     return tuple(_tokenizer().encode(text, add_special_tokens=False).ids)
 
 
-def rendered(contents: tuple[str, ...]) -> str:
-    """Return a chat as the template of the tiny model writes it."""
-    turns = (f"<|im_start|>{role_of(number)}\n{content}<|im_end|>\n" for number, content in enumerate(contents))
-    return "".join(turns) + "<|im_start|>assistant\n"
+def rendered(contents: tuple[str, ...], tools: tuple[str, ...] = ()) -> str:
+    """Return a chat as the template of the tiny model writes it, with tools in a system message."""
+    turns = [(role_of(number), content) for number, content in enumerate(contents)]
+    if tools:
+        listed = "\n".join(json.dumps(tool_definition(name)) for name in tools)
+        asked = 'To call one, write <tool_call>{"name": its name, "arguments": an object}</tool_call>.'
+        turns.insert(0, ("system", f"These tools can be called:\n<tools>\n{listed}\n</tools>\n{asked}"))
+    written = (f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    return "".join(written) + "<|im_start|>assistant\n"
+
+
+def tool_definition(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def role_of(number: int) -> str:
@@ -103,7 +115,7 @@ def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...], choice: int = 0,
     for position in range(arrival.max_tokens):
         token_id = FIRST_ID + (hash((seed & MASK, position, *slots)) & MASK) % NUM_IDS
         if arrival.grammar:
-            token_id = next_token(arrival.grammar, drawn, token_id)
+            token_id = next_token(arrival.grammar, arrival.script, drawn, token_id)
         if arrival.logprobs is not None:
             scores += (score(slots, token_id, arrival.logprobs),)
         slots.append(_slot(token_id, len(slots), adapter))
@@ -116,6 +128,8 @@ def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...], choice: int = 0,
         if found:
             end, at, stop = min(found)
             return Answer(text[: end if arrival.include_stop else at], drawn, "stop", stop, scores=scores)
+        if arrival.max_calls is not None and len(calls := call_ends(text, arrival.tools)) >= arrival.max_calls:
+            return Answer(text[: calls[arrival.max_calls - 1]], drawn, "stop", scores=scores)
         if is_last:
             return Answer(text, drawn, "stop", stop_token_id=token_id, scores=scores)
     return Answer(text, drawn, "length", scores=scores)

@@ -1,36 +1,50 @@
 """Grammars of a simulation: a rule for the next token that needs no library and no process.
 
-A grammar is a number. Which tokens may come next depends on it, on how many there are, and on the last one, so that an
-engine that has lost or repeated a token masks others. `Checks` stands for the web process's pool of grammar processes,
-`Masks` for an engine's.
+A grammar is a number, and a script that comes first, as that of a forced call. Which tokens may come next depends on
+the number, on how many there are, and on the last one, so that an engine that has lost or repeated a token masks
+others. `Checks` stands for the web process's pool of grammar processes, `Masks` for an engine's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import Any
 
 import attrs
 import numpy as np
 import trio
 
-from tests.simulation.arrival import FIRST_ID, NUM_IDS
+from tests.simulation.arrival import ANY_LETTER, FIRST_ID, NUM_IDS
 
 VOCABULARY = 4096
 CHECK_S = 0.004
+LETTERS = range(67, 93)
+"""The ids of a to z in the tiny model's vocabulary."""
 
 
-def allowed(grammar: int, answer: Sequence[int]) -> list[int]:
+def allowed(grammar: int, script: Sequence[int], answer: Sequence[int]) -> list[int]:
     """Return the tokens that may follow an answer."""
-    last = answer[-1] if answer else 0
-    return [i for i in range(FIRST_ID, FIRST_ID + NUM_IDS) if (i * grammar + last + len(answer)) % 3]
+    last, ids = answer[-1] if answer else 0, range(FIRST_ID, FIRST_ID + NUM_IDS)
+    if len(answer) < len(script):
+        if (wanted := script[len(answer)]) != ANY_LETTER:
+            return [wanted]
+        ids = LETTERS
+    return [i for i in ids if (i * grammar + last + len(answer)) % 3]
 
 
-def next_token(grammar: int, answer: Sequence[int], drawn: int) -> int:
+def next_token(grammar: int, script: Sequence[int], answer: Sequence[int], drawn: int) -> int:
     """Return what follows an answer where `drawn` would without a grammar."""
-    ids = allowed(grammar, answer)
+    ids = allowed(grammar, script, answer)
     return drawn if drawn in ids else ids[drawn % len(ids)]
+
+
+@lru_cache
+def _read(text: str) -> tuple[int, tuple[int, ...]]:
+    """Return the number and the script of a grammar that was written by `Arrival.grammar_text`."""
+    number, _, script = text.partition(":")
+    return int(number), tuple(map(int, script.split(","))) if script else ()
 
 
 @attrs.define(eq=False)
@@ -57,16 +71,16 @@ class Masks:
     def begin(self, grammars: list[Any], drafts: Sequence[Sequence[int]] = ()) -> Callable[[], Sequence[Any]]:
         masks: list[Any] = []
         for grammar, draft in zip(grammars, drafts or [()] * len(grammars), strict=True):
-            text, answer = int(grammar.text), grammar.answer
+            text, answer = grammar.text, grammar.answer
             masks += [self._mask(text, [*answer, *draft[:num]]) for num in range(len(draft) + 1)]
         return lambda: masks
 
-    def _mask(self, grammar: int, answer: list[int]) -> Any:
+    def _mask(self, text: str, answer: list[int]) -> Any:
         if self.faults.num_to_lose:
             self.faults.num_to_lose -= 1
             return self.lost
         bits = np.zeros(VOCABULARY, np.uint8)
-        bits[allowed(grammar, answer)] = 1
+        bits[allowed(*_read(text), answer)] = 1
         return np.packbits(bits, bitorder="little").tobytes()
 
     def warm_up(self) -> None:

@@ -11,6 +11,13 @@ from tests.simulation.seen import Watched
 SETTLED_S = 3 * STEP_S
 """After a token has come, until what its pass has written can be found."""
 EPSILON_S = 1e-6
+TTL_S = {False: 300.0, True: 3600.0}
+"""How long what is marked for five minutes, or for an hour, is pinned after its last use."""
+EXPIRES_LATE_S = 1.0
+MOST_PINNED = 0.5
+"""The share of the blocks that may be pinned."""
+Prefix = tuple[tuple[str, str, str], tuple[int, ...]]
+"""A block: who may find it, and all tokens up to its end."""
 
 
 def cached_is_possible(evidence: Evidence) -> Iterator[str]:
@@ -54,7 +61,7 @@ def _found(evidence: Evidence, recorded: list[tuple[Arrival, Watched, Record]]) 
     if not evidence.engine["enable_prefix_caching"]:
         return
     for arrival, watched, record in recorded:
-        if record.get("cached_tokens") is None or not arrival.reads_cache:
+        if record.get("cached_tokens") is None or not arrival.reads_cache or arrival.is_pushed_out:
             continue
         least, reset_s = 0, evidence.last_reset(watched)
         for other, others, _ in recorded:
@@ -70,6 +77,20 @@ def _found(evidence: Evidence, recorded: list[tuple[Arrival, Watched, Record]]) 
         least = min(least, len(arrival.prompt) - 1) // BLOCK * BLOCK
         if record["cached_tokens"] < least:
             yield f"{arrival.request_id} has {record['cached_tokens']} cached tokens; {least} were there"
+
+
+def tiers_are_told(evidence: Evidence) -> Iterator[str]:
+    """What others have pushed off the only device was not found there; if nothing is lost, it was found below."""
+    if len(evidence.seen.engines_left) != 1:
+        return
+    for arrival, _, record in evidence.recorded():
+        if not arrival.is_pushed_out or record.get("cached_tokens") is None:
+            continue
+        by_tier = {tier: record.get(f"cached_{tier}_tokens") or 0 for tier in ("device", "host", "disk")}
+        found = by_tier["host"] + by_tier["disk"]
+        most = (len(arrival.prompt) - 1) // BLOCK * BLOCK
+        if by_tier["device"] or (evidence.is_quiet and evidence.seen.plan.setup.host_blocks >= 64 and found < most):
+            yield f"{arrival.request_id} found {by_tier} of {most} tokens that were pushed off the device"
 
 
 def loads_are_hits(evidence: Evidence) -> Iterator[str]:
@@ -99,7 +120,7 @@ def written_once(evidence: Evidence) -> Iterator[str]:
         return
     if evidence.seen.resets:
         return  # what is computed again is written again
-    blocks: set[tuple[tuple[str, str, str], tuple[int, ...]]] = set()
+    blocks: set[Prefix] = set()
     written = 0
     for arrival, _, record in evidence.recorded():
         written += record.get("cache_write_tokens") or 0
@@ -121,13 +142,15 @@ def written_once(evidence: Evidence) -> Iterator[str]:
 
 def pins_are_kept(evidence: Evidence) -> Iterator[str]:
     """What clients have marked, and nothing else, is kept; what they are billed for it lies before their marks."""
-    pinned: set[tuple[tuple[str, str, str], tuple[int, ...]]] = set()
+    pinned: set[Prefix] = set()
     reset_s = max(evidence.seen.resets, default=-1.0)
+    over = _expired(evidence)
     for arrival, watched, record in evidence.recorded():
         last = max(arrival.mark_positions, default=0) // BLOCK * BLOCK
         if watched.ended_at < reset_s - SETTLED_S:
             last = 0  # a reset releases what was pinned
-        pinned.update((evidence.domain(arrival), arrival.prompt[:end]) for end in range(BLOCK, last + 1, BLOCK))
+        blocks = {(evidence.domain(arrival), arrival.prompt[:end]) for end in range(BLOCK, last + 1, BLOCK)}
+        pinned |= blocks - over
         created = [record.get(f"created_{ttl}_tokens", 0) for ttl in ("5m", "1h")]
         by_ttl = [0, 0]
         so_far = 0
@@ -137,5 +160,25 @@ def pins_are_kept(evidence: Evidence) -> Iterator[str]:
         if any(num > most for num, most in zip(created, by_ttl, strict=True)):
             yield f"{arrival.request_id} created {created} tokens, its marks allow {by_ttl}"
     found = evidence.metric("kv_blocks", state="pinned")
-    if found > len(pinned) * max(1, len(evidence.seen.engines_left)):
-        yield f"{found:g} blocks are pinned, and {len(pinned)} were marked"
+    most = min(len(pinned), MOST_PINNED * evidence.engine["num_blocks"]) * max(1, len(evidence.seen.engines_left))
+    if found > most:
+        yield f"{found:g} blocks are pinned, {len(pinned)} were marked and have time left; there may be {most:g}"
+
+
+def _expired(evidence: Evidence) -> set[Prefix]:
+    """Return what is no longer pinned on an engine that is alone: its time was over when the last request came."""
+    if len(evidence.seen.engines_left) != 1 or not any(arrival.marks for arrival, _ in evidence.requests()):
+        return set()
+    last_s = max((watched.opened_at for _, watched in evidence.requests()), default=0.0)
+    over_s: dict[Prefix, float] = {}
+    for arrival, watched in evidence.requests():
+        ends = range(BLOCK, len(arrival.prompt) + 1, BLOCK)
+        for prefix in ((evidence.domain(arrival), arrival.prompt[:end]) for end in ends):
+            over_s[prefix] = max(over_s.get(prefix, 0.0), watched.ended_at)
+    lives_s: dict[Prefix, float] = {}
+    for arrival, _ in evidence.requests():
+        for mark, position in zip(arrival.marks, arrival.mark_positions, strict=True):
+            for end in range(BLOCK, position + 1, BLOCK):
+                prefix = evidence.domain(arrival), arrival.prompt[:end]
+                lives_s[prefix] = max(lives_s.get(prefix, 0.0), TTL_S[mark.is_long])
+    return {prefix for prefix, ttl_s in lives_s.items() if over_s[prefix] + ttl_s + EXPIRES_LATE_S < last_s}

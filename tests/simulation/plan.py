@@ -8,42 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import attrs
 
-from tests.simulation.aims import AT_ONCE, CAUSES, OF_LEAVING, OF_PEERS, OF_SEVERAL, OF_TIERS, Aim, aim_of
-from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID, Arrival
+from tests.simulation.aims import AT_ONCE, CAUSES, OF_LEAVING, OF_TIERS, Aim, aim_of
+from tests.simulation.arrival import Arrival
 from tests.simulation.drawn_arrivals import Mix, draw_afterwards, draw_arrivals
+from tests.simulation.drawn_scenes import draw_expiry, draw_pushed_out, gathered_around, leaving_at_once
+from tests.simulation.drawn_setup import NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup
+from tests.simulation.drawn_tools import BLOCKS_WITH_TOOLS, LEN_WITH_TOOLS, with_tools
 from tests.simulation.points import Point, all_points
-
-
-@attrs.frozen
-class Setup:
-    """How the server runs."""
-
-    num_engines: int
-    engine: dict[str, Any]
-    """Settings of the engine and the web process, by name."""
-    host_blocks: int
-    """Blocks of the tier on the host; 0: there is none."""
-    disk_blocks: int
-    """The same of the tier on a disk, for each engine."""
-    has_adapters: bool
-    fsync: bool
-    segment_bytes: int
-    ledger_padding: int
-    """Bytes of each of the ledger's first lines."""
-
-    @property
-    def tiers(self) -> tuple[str, ...]:
-        """The names of the tiers below the device."""
-        return tuple(name for name, blocks in (("host", self.host_blocks), ("disk", self.disk_blocks)) if blocks)
-
-    @property
-    def drafts(self) -> bool:
-        """Whether the fake executor guesses tokens."""
-        return bool(self.engine["fake_most_tokens"] > 1)
 
 
 @attrs.frozen
@@ -116,10 +90,6 @@ TIMED_FAULTS = (
     "disk bits flip",
     "reload adapter",
 )
-
-
-SMALL_SEGMENT = 128 << 10
-"""Bytes of a segment of the ledger that a run fills, if the first lines are long."""
 NEEDS: dict[str, Callable[[Setup], object]] = {
     "slow copies": lambda setup: setup.tiers or "has_peers" in setup.engine,
     "hang copies": lambda setup: setup.tiers or "has_peers" in setup.engine,
@@ -139,6 +109,11 @@ MOST_TOGETHER = 4
 """Sequences with which an engine is easily filled..."""
 CROWD_BLOCKS = 13
 """...and the blocks that each of them needs, and a few more."""
+ENDS_ITS_OWN = 300
+"""The amount of a drain whose engine ends its own sequences if there is time."""
+SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FULL_DISKS = 0.8, 0.08, 0.04
+SHARE_OF_TOOLS, SHARE_OF_EXPIRIES = 0.35, 0.6
+"""Of the seeds in which a scene is possible."""
 
 
 def draw_plan(seed: int) -> Plan:
@@ -146,7 +121,7 @@ def draw_plan(seed: int) -> Plan:
     rng = random.Random(seed)
     aim = aim_of(seed, rng)
     message = rng.choice(("", "Moved")) if aim is None else aim.point.message
-    setup = _draw_setup(rng, message)
+    setup = draw_setup(rng, message)
     eos_token_ids = tuple(setup.engine["eos_token_ids"])
     mix = Mix(
         setup.engine["max_model_len"],
@@ -158,7 +133,48 @@ def draw_plan(seed: int) -> Plan:
     )
     arrivals = draw_arrivals(rng, mix)
     faults = _draw_faults(rng, aim, setup, arrivals)
-    return Plan(seed, setup, arrivals, faults, draw_afterwards(rng, eos_token_ids, num_together(setup, faults)))
+    scenes = random.Random(f"scenes {seed}")
+    setup, arrivals, faults = _with_scenes(scenes, setup, arrivals, faults)
+    in_between = _draw_in_between(scenes, setup, arrivals, faults)
+    afterwards = draw_afterwards(rng, eos_token_ids, num_together(setup, faults), in_between)
+    return Plan(seed, setup, arrivals, faults, afterwards)
+
+
+def _with_scenes(
+    rng: random.Random, setup: Setup, arrivals: tuple[Arrival, ...], faults: tuple[Fault, ...]
+) -> tuple[Setup, tuple[Arrival, ...], tuple[Fault, ...]]:
+    """Change what was drawn to what seldom comes about by itself."""
+    drains = [fault.number for fault in faults if fault.kind == "drain engine"]
+    if drains and rng.random() < SHARE_OF_DRAINS:
+        slowly = attrs.evolve(faults[drains[0]], at_s=0.1, lasts_s=0.5, amount=ENDS_ITS_OWN)
+        arrivals = gathered_around(rng, arrivals, slowly.at_s, setup.engine["max_model_len"])
+        return setup, arrivals, tuple(slowly if fault.number == drains[0] else fault for fault in faults)
+    if setup.num_engines == 1 and faults and rng.random() < SHARE_OF_SLOTS:
+        death = Fault(len(faults), "kill engine", 0.05)
+        setup = attrs.evolve(setup, engine={**setup.engine, "submit_slots": 2})
+        return setup, leaving_at_once(rng, arrivals, death.at_s), (*faults, death)
+    if faults and rng.random() < SHARE_OF_FULL_DISKS:
+        setup = attrs.evolve(setup, segment_bytes=SMALL_SEGMENT, ledger_padding=NEARLY_FULL)
+        return setup, arrivals, (*faults, Fault(len(faults), "disk full", lasts_s=3.0))
+    if "has_peers" not in setup.engine and rng.random() < SHARE_OF_TOOLS:
+        max_model_len = setup.engine["max_model_len"]
+        if setup.engine["num_blocks"] >= BLOCKS_WITH_TOOLS and all(len(a.prompt) < max_model_len for a in arrivals):
+            setup = attrs.evolve(setup, engine={**setup.engine, "max_model_len": LEN_WITH_TOOLS})
+        arrivals = with_tools(rng, arrivals, setup.engine["max_model_len"])
+    return setup, arrivals, faults
+
+
+def _draw_in_between(
+    rng: random.Random, setup: Setup, arrivals: Sequence[Arrival], faults: Sequence[Fault]
+) -> list[Arrival]:
+    """Draw what is asked afterwards of an engine that is alone, where the server and its past allow it."""
+    if num_engines_after(setup, faults) > 1 or not setup.engine["enable_prefix_caching"]:
+        return []
+    if setup.host_blocks:
+        return draw_pushed_out(rng, setup.engine["num_blocks"])
+    if any(arrival.marks for arrival in arrivals) and rng.random() < SHARE_OF_EXPIRIES:
+        return [draw_expiry(rng)]
+    return []
 
 
 def num_together(setup: Setup, faults: Sequence[Fault]) -> int:
@@ -170,54 +186,6 @@ def num_together(setup: Setup, faults: Sequence[Fault]) -> int:
 
 def num_engines_after(setup: Setup, faults: Sequence[Fault]) -> int:
     return setup.num_engines + sum(fault.kind == "add engine" for fault in faults)
-
-
-def _draw_setup(rng: random.Random, message: str) -> Setup:
-    """Draw settings with which a type of message may be sent."""
-    num_engines = rng.choice((2, 2, 3) if message in OF_SEVERAL | OF_PEERS else (1, 1, 1, 2, 2, 3))
-    if message in OF_TIERS or message == "Unsent":
-        num_engines = 1
-    max_model_len = 24 * BLOCK
-    engine: dict[str, Any] = {
-        "block_size": BLOCK,
-        "max_model_len": max_model_len,
-        "num_blocks": rng.choice((26, 26, 32) if message in OF_TIERS else (26, 32, 48, 64, 200, 600)),
-        "max_num_seqs": rng.choice((2, 4, 8, 16)),
-        "max_num_batched_tokens": rng.choice((16, 32, 64, 256)),
-        "watermark": rng.choice((0.0, 0.0, 0.01, 0.1)),
-        "scheduling_policy": rng.choice(("fcfs", "fcfs", "priority", "fair")),
-        "max_steps_in_flight": rng.choice((1, 2, 2)),
-        "share_pending_prefixes": rng.random() < 0.8,
-        "enable_prefix_caching": rng.random() < 0.95,
-        "step_overhead_tokens": rng.choice((0, 0, 512)),
-        "fake_most_tokens": rng.choice((1, 1, 1, 2, 4)),
-        "eos_token_ids": (FIRST_ID + 3,) if rng.random() < 0.3 else (),
-        "num_engines": num_engines,
-        "routing": rng.choice(("prefix", "prefix", "dynamo", "least-loaded", "round-robin", "random")),
-        "submit_slots": rng.choice((2, 2, 16) if message == "Unsent" else (2, 16, 256)),
-        "encode_slots": rng.choice((1, 4, 256)),
-        "report_slots": rng.choice((1, 2, 16)),
-        "max_restarts": 1_000_000,
-        "step_timeout_s": rng.choice((0.0, 2.0)),
-    }
-    if num_engines > 1 and (message in OF_PEERS or rng.random() < 0.4):
-        engine["has_peers"] = True
-        engine["prefill_local_tokens"] = rng.choice((0, 0, 2 * BLOCK))
-        engine["engine_roles"] = ("prefill", "decode", "mixed")[:num_engines]
-    has_adapters = message == "DropAdapter" or (message not in OF_TIERS and rng.random() < 0.2)
-    if has_adapters:
-        engine["max_loras"] = len(ADAPTERS)
-    host_blocks = rng.choice((16, 64) if message in OF_TIERS else (0, 0, 16, 64))
-    return Setup(
-        num_engines=num_engines,
-        engine=engine,
-        host_blocks=host_blocks,
-        disk_blocks=rng.choice((24, 96)) if rng.random() < 0.15 else 0,
-        has_adapters=has_adapters,
-        fsync=rng.random() < 0.5,
-        segment_bytes=rng.choice((SMALL_SEGMENT, 1 << 18)),
-        ledger_padding=rng.choice((0, 27_000, 30_000)),
-    )
 
 
 def _draw_faults(rng: random.Random, aim: Aim | None, setup: Setup, arrivals: Sequence[Arrival]) -> tuple[Fault, ...]:

@@ -26,12 +26,24 @@ class Numbers:
 
 
 @attrs.frozen
+class Part:
+    """What a part of an output means."""
+
+    kind: str
+    """`text`, `markup`, or of a call: `call`, `arguments`, `end`; `reasoning`, which no model of these runs writes."""
+    text: str
+    """Of a `call`, the tool's name."""
+    call: int = -1
+
+
+@attrs.frozen
 class Piece:
     """More of a choice."""
 
     at: float
     choice: int
     text: str
+    """The output as it was written, delimiters included."""
     num_tokens: int
     reason: str | None
     stop: str | None
@@ -40,6 +52,7 @@ class Piece:
     scores: tuple[Scored, ...] = ()
     prompt_scores: tuple[Scored, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    parts: tuple[Part, ...] = ()
 
 
 @attrs.frozen

@@ -37,15 +37,16 @@ from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_in
 from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID, NUM_IDS, STEP_S
 from tests.simulation.clients import Clients
 from tests.simulation.disturbances import Disturber, failing_disk
+from tests.simulation.drawn_setup import Setup
 from tests.simulation.engine_host import SimulatedHost
 from tests.simulation.fake_grammars import Checks, MaskFaults, Masks
 from tests.simulation.memory_ledger import MemoryStorage, open_journal
-from tests.simulation.plan import Plan, Setup
+from tests.simulation.plan import Plan
 from tests.simulation.seen import Seen
 from tests.simulation.tap import Tap
 from tests.simulation.virtual_time import Clocks, run_virtually
 
-MOST_S = 600.0
+MOST_S = 1200.0
 """A run that has not ended by then never will."""
 SETTLING_S = 40.0
 """How long the server may take to release everything after the last client and the last fault."""
@@ -196,7 +197,7 @@ class _World:
 
 def _changes(setup: Setup, folder: str | None) -> dict[str, Any]:
     """Return the settings that differ from those of other tests."""
-    changes: dict[str, Any] = {**setup.engine}
+    changes: dict[str, Any] = {**setup.engine, "tool_call_parser": "hermes"}
     if setup.host_blocks:
         changes["kv_host_memory"] = setup.host_blocks * BLOCK * SLOT_BYTES
     if folder is not None:
