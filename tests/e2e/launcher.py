@@ -31,6 +31,7 @@ from tests.e2e.spare_engines import ROOM, keep_spares, load
 LAUNCHER = "tests/e2e/launcher.py"
 MAX_REQUEST_BYTES = 1 << 17
 NUM_STREAMS = 2
+START_ENGINES = ("serve", "bench latency", "bench throughput")
 
 
 class Launched:
@@ -154,7 +155,7 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
             os.environ.clear()
             os.environ.update(request["environment"])
             sys.argv = ["quipu", *request["arguments"]]
-            if request["arguments"][:1] == ["serve"] and request["cpus"] == cpus:
+            if " ".join(request["arguments"]).startswith(START_ENGINES) and request["cpus"] == cpus:
                 keep_spares(loaded)
             return main
         for descriptor in descriptors:

@@ -1,4 +1,4 @@
-"""The code blocks of the documents: where each is, its language and its text."""
+"""The code of the documents: blocks, with their place, language and text, and the commands in sentences."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 _FENCE = re.compile(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", re.MULTILINE)
+_INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _INDENTED = re.compile(r"\n\n(?: {4}|\t)(?!\s*(?:[-*]|\d+\.) )\S")
 
 
@@ -39,6 +40,24 @@ def blocks_of(page: str) -> Iterator[Block]:
         indent = len(found[1])
         inner = "".join(line[indent:] if line.strip() else "\n" for line in found[3].splitlines(keepends=True))
         yield Block(page, text.count("\n", 0, found.start()) + 1, found[2].strip(), inner)
+
+
+def commands_of(page: str) -> Iterator[str]:
+    """Yield the lines of a page's blocks, and what stands in backquotes in its sentences and tables."""
+    for block in blocks_of(page):
+        yield from (line.removeprefix("$ ") for line in logical_lines(block.text))
+    yield from code_in_sentences(page)
+
+
+def code_in_sentences(page: str) -> Iterator[str]:
+    """Yield what stands in backquotes in the sentences and tables of a page."""
+    for paragraph in _FENCE.sub("", (ROOT / page).read_text("utf-8")).split("\n\n"):
+        yield from (" ".join(code.split()) for code in _INLINE.findall(paragraph))
+
+
+def logical_lines(text: str) -> list[str]:
+    """Return the lines of a block; one that ends with a backslash, or goes on with `[--flag]`, is one with the next."""
+    return re.sub(r"\\\n\s*|\n\s+(?=\[)", " ", text).splitlines()
 
 
 def has_indented_code(page: str) -> bool:

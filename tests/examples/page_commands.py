@@ -32,7 +32,7 @@ LIGHTER: dict[tuple[str, ...], tuple[str, ...]] = {
     ("run-batch",): (),
 }
 """Commands that are sent to the server under test, with the flags that make them short."""
-_ELSEWHERE = re.compile(r"https?://(?!127\.0\.0\.1)")
+ELSEWHERE = re.compile(r"https?://(?!127\.0\.0\.1)")
 _STAND_INS = (
     (re.compile(r"^(?:MODEL|[A-Z]\w+/[\w.:-]+|owner/.*|.*\.gguf|/path/to/checkpoint)$"), "demo"),
     (re.compile(r"^(\w+)=adapters/\w+$"), r"\1=demo-pirate"),
@@ -47,7 +47,7 @@ def lightened(argv: Sequence[str], url: str) -> list[str] | None:
     """Return a command that can be run at `url`; None if it is about another server, or cannot be run here."""
     for command, flags in LIGHTER.items():
         if tuple(argv[: len(command)]) == command:
-            if any(map(_ELSEWHERE.match, argv)) or "--compare" in argv:
+            if any(map(ELSEWHERE.match, argv)) or "--compare" in argv:
                 return None
             place = {"top": [url], "bench": ["--base-url", url]}.get(command[0], [])
             return [*command, *(word for word in argv[len(command) :] if word != url or not place), *place, *flags]

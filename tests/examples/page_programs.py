@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
-import itertools
 import json
 import os
 import re
@@ -20,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,12 +28,17 @@ import httpx
 import jsonschema
 
 from quipu.web.cli.cli import main as quipu
-from tests.e2e.servers import Server
+from tests.e2e.servers import Server, run_quipu
 from tests.processes import eventually
+from tests.tiny import TINY
 
 from .page_blocks import ROOT
-from .page_commands import batches_on, lightened, resolve_server
+from .page_commands import ELSEWHERE, batches_on, lightened, resolve_server
+from .page_make import check_repository_has, quipu_in, would_run
+from .page_parsing import NotAsDocumentedError, check_flags_exist, parse, parse_module, spelled_out
 from .page_shell import Call, Done
+from .shown_audit import save_audits
+from .shown_output import rows_of_doctor
 
 NOT_RUN: Mapping[str, str] = {
     "claude": "Claude Code, an npm package: `make agents` drives it",
@@ -56,8 +59,17 @@ NOT_RUN: Mapping[str, str] = {
     "jq": "it is not installed, and formats what a page does not show",
 }
 """Programs that are not run, and why. Files among their arguments must exist."""
+MODULES_NOT_RUN: Mapping[str, str] = {
+    "quipu.kernels.demo.train": "it trains for an hour",
+    "quipu.kernels.demo.train_adapter": "it trains for minutes",
+    "tests.simulation.scale": "minutes: tests/simulation runs smaller ones",
+}
+"""Modules whose flags are parsed, and why they are not run."""
 RUN = {"chat", "completion", "explain", "keys", "ledger", "models", "usage"}
 """Commands that are run as they are. Those in `page_commands.py` are run with less to do; servers are not started."""
+_SMALL = ("--quick", "--num-blocks", "64", "--disable-tqdm")
+FORKED: Mapping[tuple[str, ...], tuple[str, ...]] = {("bench", "latency"): _SMALL, ("bench", "throughput"): _SMALL}
+"""Commands that start an engine, with the flags that make them short."""
 OTHERS = ("curl", "make", "python", "python3", "quipu")
 FOREIGN_MODELS = re.compile(r"^[A-Z]\w*/")
 """Models of the hub. What is asked of one is checked against the OpenAPI document, and not sent."""
@@ -65,14 +77,6 @@ LACKING = {"suffix": "the demo model has no tokens for gaps in a text"}
 """Fields that the demo model cannot serve: checked against the OpenAPI document, and not sent."""
 _REQUEST_ID = re.compile(r"\breq-(?:\.\.\.|…|[0-9a-f]{24})")
 SERVED = ("http://127.0.0.1:8000", "http://localhost:8000")
-
-
-class NotAsDocumentedError(Exception):
-    """A page shows something that does not work."""
-
-
-class _Parsed(Exception):
-    """Ends a command when its arguments are parsed."""
 
 
 @attrs.define(eq=False)
@@ -204,9 +208,25 @@ class Programs:
                 self.wait_booked()
         elif (lighter := lightened(argv, self.server.url)) is not None:
             argv = lighter
+        elif command == "audit" and "--compare" in argv:
+            save_audits(call.cwd, argv[argv.index("--compare") + 1 :])
+        elif tuple(argv[:2]) in FORKED:
+            return self.forked([*argv, *FORKED[tuple(argv[:2])]], call)
+        elif command == "doctor":
+            done = self.within(call, lambda: quipu(list(argv)))
+            # a machine with a problem is not one of the page
+            return attrs.evolve(done, code=0) if done.code == 1 and rows_of_doctor(done.stdout) else done
+        elif any(map(ELSEWHERE.match, argv)):
+            parse(quipu, argv)
+            return Done()
         else:
-            return self.parsed(quipu, argv)
+            raise NotAsDocumentedError("nobody runs this command")
         return self.within(call, lambda: quipu(list(argv)))
+
+    def forked(self, argv: Sequence[str], call: Call) -> Done:
+        """Run a command that loads torch or starts an engine in a process that is forked from one that has both."""
+        ended = run_quipu(*argv, folder=call.cwd)
+        return Done(ended.stdout, ended.stderr, ended.returncode)
 
     def within(self, call: Call, run: Callable[[], int]) -> Done:
         """Run something as the program that was called."""
@@ -237,65 +257,36 @@ class Programs:
         self.with_request_id("req-...")
         eventually(lambda: not self.server.wait_at_rest()["ledger_unloaded_bytes"], "all records are loaded")
 
-    def parsed(self, command: Any, argv: Sequence[str]) -> Done:
-        """Call a command until its arguments are parsed. Raises NotAsDocumentedError if it does not accept them."""
-        with (
-            _stopping_after_parsing(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()) as err,
-        ):
-            try:
-                command(list(argv))
-            except _Parsed:
-                return Done()
-            except SystemExit as left:
-                if left.code:
-                    raise NotAsDocumentedError(err.getvalue().strip()) from None
-        return Done()
-
-    def synopsis(self, line: str) -> None:
-        """Check that a command has the flags that a synopsis names. Raises NotAsDocumentedError."""
-        words = line.split("  #")[0].split()
-        command = list(
-            itertools.takewhile(lambda word: re.match(r"[a-z-][\w.-]*$", word) and word[:2] != "--", words[1:])
-        )
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-            if words[0] == "quipu":
-                quipu([*command, "--help"])
-            elif words[0].startswith("python"):
-                main, argv = _main_of([*command[1:], "--help"])
-                with mock.patch.object(sys, "argv", argv):
-                    main()
-            elif words[0] == "make":
-                self.make(shlex.split(line, comments=True)[1:], Call([], ROOT))
-            else:
-                raise NotAsDocumentedError(f"{words[0]} has a synopsis that nobody checks")
-        flags = re.findall(r"--[a-z][\w-]*", line)
-        values = [value for found in re.findall(r"--[\w-]+ ([\w-]+(?:\|[\w-]+)+)", line) for value in found.split("|")]
-        if words[0] != "make" and (unknown := [word for word in [*flags, *values] if word not in out.getvalue()]):
-            raise NotAsDocumentedError(f"{' '.join(words[:1] + command)} has no {', '.join(unknown)}")
+    def synopsis(self, line: str, folder: Path) -> None:
+        """Check the command lines that a synopsis stands for. Raises NotAsDocumentedError."""
+        words = line.split()
+        if words[0] == "make":
+            self.make(shlex.split(line, comments=True)[1:], Call([], ROOT))
+            return
+        if words[0] != "quipu" and not words[0].startswith("python"):
+            raise NotAsDocumentedError(f"{words[0]} has a synopsis that nobody checks")
+        check_flags_exist(line)
+        if words[:2] == ["quipu", "quantize"]:
+            for number, one in enumerate(spelled_out(line)):
+                stand_ins = {"MODEL": str(TINY), "OUT": f"quantized-{number}"}
+                done = self.forked([stand_ins.get(word, word) for word in one.split()[1:]], Call([], folder))
+                if done.code:
+                    raise NotAsDocumentedError(done.stderr)
 
     # ------------------------------------------------------------ other programs
 
     def make(self, argv: Sequence[str], call: Call) -> Done:
-        """Check that the targets and variables exist; parse the flags for `quipu`, and run `make chat`."""
-        text = (ROOT / "Makefile").read_text()
-        variables = dict(word.split("=", 1) for word in argv if "=" in word)
-        targets = [word for word in argv if "=" not in word]
-        for name in variables:
-            if not re.search(rf"^{name} \??:?=", text, re.MULTILINE):
-                raise NotAsDocumentedError(f"the Makefile has no variable {name}")
-        for target in targets:
-            if not re.search(rf"^{re.escape(target)}:", text, re.MULTILINE):
-                raise NotAsDocumentedError(f"the Makefile has no target {target}")
-        flags = shlex.split(variables.get("ARGS", ""))
-        if "serve" in targets:
-            return self.quipu(["serve", variables.get("MODEL", "demo"), *flags], call)
-        return self.quipu(["chat", *flags], call) if "chat" in targets else Done()
+        """Ask make what it would run, and answer that if it is `quipu`; of the rest, modules and flags must exist."""
+        commands = would_run(argv)
+        check_repository_has(argv, commands)
+        answers = [self.quipu(words, call) for words in quipu_in(commands)]
+        return next((done for done in answers if done.code), answers[-1] if answers else Done())
 
     def python(self, argv: Sequence[str], cwd: Path) -> Done:
-        """Parse the flags of a module of the repository; a new environment has the programs of the page."""
+        """Parse the flags of a module of the repository; a new environment has the programs of the page.
+
+        `test_page_benchmarks.py` runs those of `bench`.
+        """
         if argv[:1] == ["-c"]:
             done = subprocess.run([sys.executable, *argv], cwd=cwd, capture_output=True, text=True, check=False)
             return Done(done.stdout, done.stderr, done.returncode)
@@ -306,9 +297,10 @@ class Programs:
             (cwd / argv[2] / "bin").symlink_to(self.bin)
         if argv[1] in ("pip", "venv"):
             return self.not_run(argv[2:])
-        main, words = _main_of(argv[1:])
-        with mock.patch.object(sys, "argv", words):
-            return self.parsed(lambda _: main(), argv)
+        if argv[1] not in MODULES_NOT_RUN and not argv[1].startswith("bench."):
+            raise NotAsDocumentedError("nobody runs this module")
+        parse_module(argv[1:])
+        return Done()
 
     def not_run(self, argv: Sequence[str]) -> Done:
         """Check that files of the repository among the arguments exist, and that wheels have a name as ours."""
@@ -320,36 +312,3 @@ class Programs:
                 if wheel[2] and wheel[2] not in project["optional-dependencies"]:
                     raise NotAsDocumentedError(f"there is no extra {wheel[2]}")
         return Done()
-
-
-def _main_of(words: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return the `main` of a module that is run with `-m`, and the arguments that it sees."""
-    try:
-        spec = importlib.util.find_spec(words[0])
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None:
-        raise NotAsDocumentedError(f"there is no module {words[0]}")
-    name = f"{words[0]}.__main__" if spec.submodule_search_locations else words[0]
-    return importlib.import_module(name).main, [name, *words[1:]]
-
-
-@contextlib.contextmanager
-def _stopping_after_parsing() -> Iterator[None]:
-    """Have every outermost parser raise _Parsed once its arguments are valid."""
-    parse, depth = argparse.ArgumentParser.parse_known_args, [0]
-
-    def stop(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
-        depth[0] += 1
-        try:
-            parsed, unknown = parse(parser, args, namespace)
-        finally:
-            depth[0] -= 1
-        if depth[0]:
-            return parsed, unknown
-        if unknown:
-            parser.error(f"unknown arguments: {' '.join(unknown)}")
-        raise _Parsed
-
-    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", stop):
-        yield

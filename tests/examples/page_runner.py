@@ -8,7 +8,7 @@
 - `http`: a request a line, compared with the document.
 - `toml`: a key file or a price file, read as the server reads it.
 - `text`: nothing to run; a line that begins with a command is a synopsis, whose flags must exist, or starts a server,
-  whose settings must fit.
+  whose settings must fit. What `quipu audit` prints is compared with an audit (`shown_audit.py`).
 
 `APART` are the blocks that nothing of this can be done with, and where they are tested instead.
 """
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import shlex
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -31,11 +32,13 @@ import attrs
 from quipu.web.api.admin.prices import PriceError, read_prices
 from quipu.web.auth.key_file import KeyFileError, read_key_file
 
-from .page_blocks import Block
-from .page_programs import SERVED, NotAsDocumentedError, Programs
+from .page_blocks import Block, logical_lines
+from .page_parsing import SYNOPSIS, NotAsDocumentedError
+from .page_programs import SERVED, Programs
 from .page_shell import Call, Done, Shell
+from .shown_audit import unlike_audit
 from .shown_json import differences, fits, objects_in, read_shown, schemas_with_fields
-from .shown_output import unlike
+from .shown_output import rows_of_doctor, unlike
 
 APART: Mapping[tuple[str, str], str] = {
     (
@@ -60,8 +63,6 @@ APART: Mapping[tuple[str, str], str] = {
 _NUMBERS_VARY = re.compile(r"\bquipu (?:usage|ledger|bench)\b")
 """Commands whose numbers are those of all requests that the server has had, or of fewer than on the page."""
 _COMMAND = re.compile(r"^(?:\$ )?(?:quipu|python3? -m|make|curl|docker|pip|helm|kubectl) [\w./-]")
-_SYNOPSIS = re.compile(r"\s\[(?:-|[A-Z])|\w\|\w")
-"""What may be left out, or chosen: no shell reads it as it is meant."""
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
@@ -95,10 +96,18 @@ class PageRunner:
             return str(error)
 
     def _bash(self, block: Block) -> str | None:
-        if _SYNOPSIS.search(block.text):
-            return self._text(block)
-        self.last_shell = self.programs.with_request_id(block.text)
-        if "data/" in block.text:
+        if not SYNOPSIS.search(block.text):
+            return self._shell(block.text)
+        for is_synopsis, group in itertools.groupby(logical_lines(block.text), _is_synopsis):
+            lines = list(group)
+            problem = self._lines(lines) if is_synopsis else self._shell("\n".join(lines))
+            if problem:
+                return problem
+        return None
+
+    def _shell(self, text: str) -> str | None:
+        self.last_shell = self.programs.with_request_id(text)
+        if "data/" in text:
             self.programs.wait_booked()
         return self._failure(self.shell.run(self.last_shell, self.folder, self.programs.answer))
 
@@ -124,6 +133,9 @@ class PageRunner:
             return self._failure(done) or self._json_unlike(shown, compares_tokens=False)
         if done.code and not shown.strip():
             return self._failure(done)
+        if command.startswith("quipu doctor"):
+            rows = rows_of_doctor(shown), rows_of_doctor(done.stdout)
+            return None if rows[0] == rows[1] else f"the rows are {', '.join(rows[1])}"
         # the greeting of a chat is for terminals
         lines = [line for line in shown.splitlines() if not line.startswith("> ") and "/help lists" not in line]
         found = unlike(
@@ -205,17 +217,24 @@ class PageRunner:
     def _text(self, block: Block) -> str | None:
         if re.search(r"^> ", block.text, re.MULTILINE):
             return "what a user enters stands in a block of the language console"
-        for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
-            if line.startswith("quipu serve ") and not _SYNOPSIS.search(line):
+        if problem := self._lines(logical_lines(block.text)):
+            return problem
+        if unprinted := list(unlike_audit(block.text)):
+            return "; ".join(unprinted)
+        metrics = self.programs.server.get("/metrics").text
+        missing = [name for name in re.findall(r"^quipu:\w+", block.text, re.MULTILINE) if f"\n{name}" not in metrics]
+        return f"there is no metric {', '.join(missing)}" if missing else None
+
+    def _lines(self, lines: Iterable[str]) -> str | None:
+        for line in lines:
+            if line.startswith("quipu serve ") and not SYNOPSIS.search(line):
                 words = shlex.split(line, comments=True)
                 done = self.programs.answer(Call(words, self.folder))
                 if done.code:
                     return self._failure(done)
             elif _COMMAND.match(line):
-                self.programs.synopsis(line.removeprefix("$ "))
-        metrics = self.programs.server.get("/metrics").text
-        missing = [name for name in re.findall(r"^quipu:\w+", block.text, re.MULTILINE) if f"\n{name}" not in metrics]
-        return f"there is no metric {', '.join(missing)}" if missing else None
+                self.programs.synopsis(line.removeprefix("$ "), self.folder)
+        return None
 
 
 def apart_reason(block: Block) -> str | None:
@@ -223,6 +242,10 @@ def apart_reason(block: Block) -> str | None:
     return next(
         (why for (page, begin), why in APART.items() if page == block.page and block.text.startswith(begin)), None
     )
+
+
+def _is_synopsis(line: str) -> bool:
+    return bool(SYNOPSIS.search(line))
 
 
 def _reading(call: Call, entered: str) -> Call:

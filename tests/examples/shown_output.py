@@ -45,3 +45,8 @@ def unlike(shown: str, printed: str, *, compares_numbers: bool) -> Iterator[str]
             yield f"not printed: {line}"
     if not elides:
         yield from (f"not shown: {line}" for line in found)
+
+
+def rows_of_doctor(text: str) -> list[str]:
+    """Return the names in the table of `quipu doctor`, whatever its verdicts are."""
+    return re.findall(r"^(?:ok|warning|problem) +(\w+) ", text, re.MULTILINE)

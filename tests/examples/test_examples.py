@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from quipu.web.cli.cli import main as quipu
 from tests.e2e.servers import Server, serving
-from tests.examples.page_blocks import PAGES, ROOT, Block, blocks_of, has_indented_code
+from tests.examples.page_benchmarks import benchmarks, parts_of
+from tests.examples.page_blocks import PAGES, ROOT, Block, blocks_of, code_in_sentences, has_indented_code
+from tests.examples.page_make import check_repository_has, make_calls_of, quipu_in, would_run
+from tests.examples.page_parsing import NotAsDocumentedError, check_flags_exist, parse, parse_module
 from tests.examples.page_programs import NOT_RUN, OTHERS, Programs
 from tests.examples.page_runner import APART, PageRunner, apart_reason
 from tests.examples.page_shell import Shell
@@ -58,6 +62,48 @@ def test_page(page: str, server: Server, document: Any, shell: Shell, folder: Pa
     assert problems == {}
 
 
+def test_make_knows_its_targets() -> None:
+    """Whatever a page has make run, in a block or a sentence, is there, and takes the flags that the page gives it."""
+    calls = make_calls_of(["CONTRIBUTING.md", *PAGES])
+    check_repository_has([], would_run(sorted({word for call in calls for word in call if "=" not in word})))
+    for call in calls:
+        if any("=" in word for word in call):
+            commands = would_run(call)
+            check_repository_has(call, commands)
+            for argv in quipu_in(commands):
+                parse(quipu, argv)
+
+
+def refusal_of(line: str) -> str | None:
+    """Return why a benchmark does not accept its flags."""
+    try:
+        parse_module(parts_of(line)[1])
+    except NotAsDocumentedError as error:
+        return str(error)
+    return None
+
+
+def test_benchmarks_accept_their_flags() -> None:
+    """Each benchmark accepts what a page gives it, in a block or a sentence."""
+    assert {line: why for line in benchmarks() if (why := refusal_of(line))} == {}
+    assert refusal_of("python -m bench.sse --streams x") and refusal_of("python -m bench.no_such_module")
+
+
+def test_commands_in_sentences_exist() -> None:
+    """What a sentence or a table says of `quipu` is a command that exists, with flags that it has."""
+    said = {code for page in PAGES for code in code_in_sentences(page) if code.startswith("quipu ")}
+    assert {code: why for code in sorted(said) if (why := why_unknown(code))} == {}
+    assert why_unknown("quipu no-such-command") and why_unknown("quipu usage --no-such-flag")
+
+
+def why_unknown(code: str) -> str | None:
+    try:
+        check_flags_exist(code)
+    except NotAsDocumentedError as error:
+        return str(error)
+    return None
+
+
 SENDING = "curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d"
 PLANTED = (
     ("bash", "quipu serve demo --no-such-flag"),
@@ -66,7 +112,10 @@ PLANTED = (
     ("bash", "make no-such-target"),
     ("bash", "make serve NO_SUCH_VARIABLE=1"),
     ("bash", 'make serve ARGS="--no-such-flag"'),
+    ("bash", "make tests"),
+    ("bash", 'make soak ARGS="--no-such-flag"'),
     ("bash", "python -m bench.no_such_module"),
+    ("bash", "python -m tests.simulation"),
     ("bash", "python -m bench.sse --no-such-flag"),
     ("bash", "no-such-program"),
     ("bash", "curl http://127.0.0.1:8000/v1/no-such-path"),
@@ -89,6 +138,12 @@ PLANTED = (
     ("bash", "quipu audit http://127.0.0.1:8000 --model no-such-model"),
     ("bash", "quipu run-batch -i no-such-file -o results.jsonl"),
     ("bash", "quipu quantize MODEL OUT --format int8|no-such-format"),
+    ("bash", "quipu quantize no-such-model OUT --format int8|w8a8"),
+    ("bash", "quipu bench latency --no-such-flag"),
+    ("bash", "quipu bench throughput --model no-such-model"),
+    ("bash", "quipu doctor --no-such-flag\nquipu models [FOLDER …]"),
+    ("console", "$ quipu doctor\nok       no_such_row 1\n"),
+    ("bash", "quipu audit --compare no-such-report"),
     ("bash", "python3 -c 'raise LookupError'"),
     ("console", '$ curl http://127.0.0.1:8000/v1/models\n{"no_such_field": 1}\n'),
     ("python", "print(1)\n# 2\n"),
@@ -100,6 +155,9 @@ PLANTED = (
     ("toml", "[[keys]]\nno_such_field = 1\n"),
     ("text", "quipu serve --no-such-flag"),
     ("text", "> Hello"),
+    ("text", "demo at http://127.0.0.1:8000\n\n...\nno_such_check    true"),
+    ("text", "demo at http://127.0.0.1:8000\n\n...\n1 true, 2 wrong, 3 unknown, 4 not applicable; ..."),
+    ("text", "prefix (chat): no such claim"),
     ("text", "quipu:no_such_metric 1"),
     ("ruby", "puts 1"),
 )
