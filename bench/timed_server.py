@@ -37,7 +37,8 @@ class TimedServer:
 
     def __init__(self, model: Path, folder: Path, *flags: str) -> None:
         self.port = free_port()
-        command = [sys.executable, "-m", "bench.timed_server", str(model), "--port", str(self.port), *flags]
+        command = [sys.executable, "-m", "bench.timed_server", str(model), "--port", str(self.port)]
+        command += ["--speculative", "off", *flags]  # random weights repeat themselves, which would be guessed
         command += ["--served-model-name", MODEL, "--log-level", "warning", "--data-dir", str(folder / "data")]
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, FOLDER: str(folder), "PYTHONPATH": paths}

@@ -73,6 +73,8 @@ def serve_quipu(model: str, port: int, format_flags: Sequence[str] = ()) -> list
         "warning",
         "--max-model-len",
         str(CONTEXT),
+        "--speculative",
+        "off",  # random weights repeat themselves, and the peers guess nothing
         *format_flags,
     ]
     return ["-m", "quipu.web.cli.cli", "serve", model, *flags, "--data-dir", str(HOME / "quipu-data")]
