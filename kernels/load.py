@@ -12,6 +12,8 @@ import os
 from .backend import QUANTIZED_BY_VLLM, Backend, BackendConfig
 from .machine import usable_cpus
 
+OWN_EXECUTORS = ("cpu", "triton", "reference")
+"""Those that run every family of `models/`."""
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +31,7 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
         from .fake import FakeBackend
 
         return FakeBackend(config)
-    if name not in ("auto", "cpu", "reference", "transformers", "triton", "vllm"):
+    if name not in ("auto", *OWN_EXECUTORS, "transformers", "vllm"):
         raise ValueError(
             f"unknown backend {name!r}: choose 'auto', 'cpu', 'triton', 'vllm', 'transformers', 'reference' or 'fake'"
         )

@@ -22,6 +22,8 @@ from .stacked_experts import read_mxfp4, read_stacked
 from .stored_matrices import StoredMatrix
 
 METHODS = ("compressed-tensors", "awq", "fp8", "mxfp4")
+_ONLY_OF = {"mxfp4": ("GptOssForCausalLM",)}
+"""Architectures whose checkpoints a method is of; the others are of all."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +35,11 @@ class Matrices:
     by_name: Mapping[str, StoredMatrix] = attrs.field(factory=dict)
     activations: str | None = None
     """`int8` if it was made for activations of that type."""
+
+
+def methods_of(architecture: str) -> list[str]:
+    """Return the values of `quant_method` that an architecture's checkpoints may have."""
+    return [method for method in METHODS if architecture in _ONLY_OF.get(method, (architecture,))]
 
 
 def find_matrices(config_json: Mapping[str, Any], stored: Mapping[str, StoredTensor], dtype: str) -> Matrices:

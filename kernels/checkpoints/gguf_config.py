@@ -100,6 +100,12 @@ class _Keys:
             _log.warning("ignoring keys: %s", ", ".join(unknown[:_MAX_LISTED]))
 
 
+def architectures_of(family: str) -> list[str]:
+    """Return the names that a family of `models/` has in GGUF files; Mistral's files say `llama`."""
+    family = "LlamaForCausalLM" if family == "MistralForCausalLM" else family
+    return [name for name, of_family in ARCHITECTURES.items() if of_family == family]
+
+
 def make_config(file: GgufFile) -> dict[str, Any]:
     """Return the `config.json` of a file. Raises ValueError naming a key that is missing, wrong or not supported."""
     architecture = file.keys.get("general.architecture")

@@ -56,6 +56,7 @@ COMMANDS_HERE = {
     "bench.engine_overhead": ("--executor", "fake"),
     "bench.execution": ("--format", "int4", "--activations", "int8"),
     "bench.graphs": (),
+    "bench.model_table": (),
     "bench.quantized_in_vllm": ("--model", str(TINY)),
     "bench.peers": ("--format", "int8", "--peers"),  # quipu only: transformers takes ten seconds to load
     "bench.request_budget": ("--executor", "fake"),

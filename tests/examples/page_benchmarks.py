@@ -24,6 +24,7 @@ NOT_RUN: Mapping[str, str] = {
     "python -m bench.engine_overhead --json --quick --rounds 5": _STREAMS_TOO_SHORT,
     "python -m bench.speculation --beside quipu vllm": "needs vLLM",
     "python -m bench.vllm_runner --gpu --quick": "needs a GPU",
+    "python -m bench.model_table --write": "changes the page; tests/bench/test_commands_run.py runs it without",
     "python -m bench.stalls --fuzz 2000": "`make test-long` runs it with 50000",
 }
 """Benchmarks that are only parsed, and why."""
