@@ -14,11 +14,11 @@ import httpcore2
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from werkzeug.routing import Rule
 from xdist.remote import Producer  # type: ignore[import-untyped]  # it has no types
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no types
 
 from tests.e2e.shared_servers import TOGETHER
+from tests.lazy_builders import lazy_builders
 from tests.postgres import postgres, postgres_cluster, pytest_terminal_summary
 from tests.tiny import EXECUTOR
 
@@ -119,21 +119,9 @@ def shared_tls_context() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def shared_url_builders() -> Iterator[None]:
-    """Compile the code that builds the URLs of a rule once: it was most of the 4 ms that an application takes."""
-    compile_builder = vars(Rule)["_compile_builder"]
-    kept: dict[Any, Any] = {}
-
-    def compile_once(rule: Rule, append_unknown: bool = True) -> Any:
-        if rule.defaults:
-            return compile_builder(rule, append_unknown)
-        key = rule.rule, rule.subdomain, rule.host, rule.map is not None and rule.map.host_matching, append_unknown
-        if key not in kept:
-            kept[key] = compile_builder(rule, append_unknown)
-        return kept[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rule, "_compile_builder", compile_once)
+def unused_url_builders() -> Iterator[None]:
+    """Leave out most of the 4 ms that an application takes."""
+    with lazy_builders():
         yield
 
 
