@@ -114,7 +114,8 @@ def _byte_table(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> list
     """Return the bytes of each token by id, or None if the vocabulary is not byte-level."""
     if not isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel):
         return None
-    byte_of = {char: byte for byte, char in enumerate(byte_alphabet())}
+    # of what is left as it is, or becomes U+FFFF, no token is made
+    letters = dict.fromkeys(range(256), "\uffff") | {ord(char): chr(byte) for byte, char in enumerate(byte_alphabet())}
     added = tokenizer.get_added_tokens_decoder()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values()) + 1)
@@ -123,8 +124,9 @@ def _byte_table(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> list
             continue
         if token_id in added:
             table[token_id] = added[token_id].content.encode()
-        elif all(char in byte_of for char in token):
-            table[token_id] = bytes(byte_of[char] for char in token)
-        else:
+            continue
+        try:
+            table[token_id] = token.translate(letters).encode("latin-1")
+        except UnicodeEncodeError:
             return None
     return table
