@@ -24,7 +24,7 @@ def test_table_is_of_the_code() -> None:
     assert [row[:3] for row in rows] == [described(name) for name in sorted(FAMILIES)], (
         "run python -m bench.model_table --write"
     )
-    number = r"[\d,]*\d(\.\d)?(e-\d+)?"
+    number = r"[\d,]*\d(\.\d)?(e[-+]\d+)?"
     for row in rows:
         assert all(re.fullmatch(rf"{number}, {number}(, {number})?|refused", cell) for cell in row[3:]), row
         assert len(row) == HEADER.splitlines()[0].count("|") - 1
