@@ -126,7 +126,7 @@ def _byte_table(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> list
             table[token_id] = added[token_id].content.encode()
             continue
         try:
-            table[token_id] = token.translate(letters).encode("latin-1")
+            table[token_id] = token.translate(letters).encode("latin1")
         except UnicodeEncodeError:
             return None
     return table
