@@ -1,7 +1,7 @@
 """Random bodies made of each endpoint's own fields: nothing breaks, nothing leaks, everything is accounted for.
 
 `bench/bodies.py` and `bench/stored_bodies.py` make the bodies; `python -m bench.stalls --fuzz` sends the same ones to
-a real server. 10 runtimes get 20 bodies each for each endpoint (many more with `--hypothesis-profile long`).
+a real server. Six runtimes get 20 bodies each for each endpoint (many more with `--hypothesis-profile long`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_random_bodies(endpoint: str, adapters: Path) -> None:
     Grammars without an end are among them, and fail only their own requests.
     """
 
-    @settings(max_examples=max(10, settings.default.max_examples // 4))
+    @settings(max_examples=max(6, settings.default.max_examples // 5))
     @given(st.data())
     def try_bodies(data: st.DataObject) -> None:
         drawing = STORED_BODIES[endpoint].bodies if endpoint in STORED_BODIES else bodies(endpoint)
