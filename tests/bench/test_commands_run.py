@@ -23,6 +23,8 @@ from bench import adapters_beside, engine_core, shapes, sse
 from bench.demo_client import served
 from bench.http_load import Answer
 from bench.speculation import beside_vllm
+from tests.bench.launched_servers import launch_servers_of
+from tests.e2e.servers import COSTS
 from tests.tiny import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +120,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> Non
     for setting in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
         monkeypatch.setenv(setting, "1")
     monkeypatch.setattr(sys, "argv", [name, "--quick", *arguments])
+    launch_servers_of(monkeypatch, "bench.demo_client", "bench.peers.servers", "bench.quantized_in_vllm")
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with mock.patch.dict(shapes.QWEN3_06B):
@@ -141,7 +144,8 @@ def test_demo_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         flags.append(asked)
         return nullcontext(base_url)
 
-    with served("demo", "--lora-modules", "pirate=demo-pirate") as base_url:
+    launch_servers_of(monkeypatch, "bench.demo_client")
+    with served("demo", "--lora-modules", "pirate=demo-pirate", *COSTS) as base_url:
         for name in DEMO_COMMANDS:
             monkeypatch.setattr(f"{name}.served", serve_nothing)
             run_here(monkeypatch, name, "--json")

@@ -28,12 +28,11 @@ if __name__ == "__main__":
     ended: list[int] = []
     atexit.register(lambda: leave_objects(ended))  # before all others, so that it is called after them
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from tests.e2e.spare_engines import ROOM, keep_spares, load
+from tests.e2e.spare_engines import MAX_DESCRIPTORS, ROOM, keep_spares, load, request_of, run_engine
 from tests.lazy_builders import lazy_builders
 
 LAUNCHER = "tests/e2e/launcher.py"
 MAX_REQUEST_BYTES = 1 << 17
-NUM_STREAMS = 2
 START_ENGINES = ("serve", "bench latency", "bench throughput")
 
 
@@ -45,6 +44,7 @@ class Launched:
         self._descriptor = os.pidfd_open(pid)
         self.pid = pid
         self.returncode: int | None = None
+        self._ending = threading.Lock()
 
     def poll(self) -> int | None:
         """Return the exit code if the process has ended, negative for a signal; otherwise None."""
@@ -61,13 +61,18 @@ class Launched:
             poll = select.poll()
             poll.register(self._descriptor, select.POLLIN)
             if poll.poll(timeout_ms):
-                self.returncode = self._launcher.reap(self.pid)
-                os.close(self._descriptor)
+                with self._ending:  # one thread may wait while another one looks
+                    if self.returncode is None:
+                        self.returncode = self._launcher.reap(self.pid)
+                        os.close(self._descriptor)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             signal.pidfd_send_signal(self._descriptor, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -86,12 +91,24 @@ class Launcher:
         self._reaped: dict[int, int] = {}
 
     def launch(
-        self, arguments: Sequence[str], folder: Path, stdout: int, stderr: int, environment: Mapping[str, str]
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        stdout: int,
+        stderr: int,
+        environment: Mapping[str, str],
+        own_session: bool,
     ) -> Launched:
         """Start `quipu ARGUMENTS` in `folder`, with these descriptors for its output, this environment and our CPUs."""
-        request = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
+        request: dict[str, Any] = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
+        request["own_session"] = own_session
         request["cpus"] = sorted(os.sched_getaffinity(0))
         return Launched(self, self._ask(request, [stdout, stderr]))
+
+    def launch_engine(self, command: Sequence[str], **options: Any) -> Launched:
+        """Start an engine like `subprocess.Popen`; its parent is the launcher."""
+        request = {"engine": request_of(command, options)}
+        return Launched(self, self._ask(request, list(options["pass_fds"])))
 
     def reap(self, pid: int) -> int:
         """Return the exit code of a child that has ended."""
@@ -117,16 +134,31 @@ _launcher: Launcher | None = None
 _starting = threading.Lock()
 
 
-def launch(
-    arguments: Sequence[str], folder: Path, stdout: int, stderr: int, *, environment: Mapping[str, str] = os.environ
-) -> Launched:
-    """Call `Launcher.launch` of this session's launcher."""
+def _session_launcher() -> Launcher:
     global _launcher
     with _starting:
         if _launcher is None:
             _launcher = Launcher()
             atexit.register(_launcher.close)
-    return _launcher.launch(arguments, folder, stdout, stderr, environment)
+        return _launcher
+
+
+def launch_engine(command: Sequence[str], **options: Any) -> Launched:
+    """Call `Launcher.launch_engine` of this session's launcher."""
+    return _session_launcher().launch_engine(command, **options)
+
+
+def launch(
+    arguments: Sequence[str],
+    folder: Path,
+    stdout: int,
+    stderr: int,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    own_session: bool = False,
+) -> Launched:
+    """Call `Launcher.launch` of this session's launcher."""
+    return _session_launcher().launch(arguments, folder, stdout, stderr, environment, own_session)
 
 
 def run_launcher(link: socket.socket) -> Callable[[], int]:
@@ -141,7 +173,7 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
     from quipu.web.cli.cli import main
 
     while True:
-        data, descriptors, _, _ = socket.recv_fds(link, MAX_REQUEST_BYTES, NUM_STREAMS)
+        data, descriptors, _, _ = socket.recv_fds(link, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
         if not data:
             os._exit(0)
         request = json.loads(data)
@@ -150,10 +182,14 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
             answer = os.waitstatus_to_exitcode(status)
         elif not (answer := os.fork()):
             link.close()
+            if "engine" in request:
+                run_engine(request["engine"], list(descriptors), lambda: None)
             for descriptor, stream in zip(descriptors, (1, 2), strict=True):
                 os.dup2(descriptor, stream)
                 os.close(descriptor)
             os.sched_setaffinity(0, request["cpus"])
+            if request["own_session"]:
+                os.setsid()
             os.chdir(request["folder"])
             os.environ.clear()
             os.environ.update(request["environment"])

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -91,17 +91,21 @@ def _can_fork(args: Sequence[str], options: dict[str, Any], loaded: dict[str, st
 
 
 def _hand_over(link: socket.socket, args: Sequence[str], options: dict[str, Any]) -> None:
-    assert options["stdin"] == subprocess.DEVNULL and options["stdout"] is options["stderr"] is None
-    assert options.keys() == {"pass_fds", "env", "stdin", "stdout", "stderr", "process_group"}, options.keys()
-    request = {
+    socket.send_fds(link, [json.dumps(request_of(args, options)).encode()], options["pass_fds"])
+    link.recv(1)  # it has taken copies of the descriptors, which the caller may now close
+
+
+def request_of(args: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Return what `run_engine` needs to run a command as `subprocess.Popen` would."""
+    assert options["stdin"] == subprocess.DEVNULL and options.get("stdout") is options.get("stderr") is None
+    assert options.keys() <= {"pass_fds", "env", "stdin", "stdout", "stderr", "process_group"}, options.keys()
+    return {
         "arguments": list(args),
         "environment": options["env"],
         "descriptors": options["pass_fds"],
         "group": options["process_group"],
         "limits": [resource.getrlimit(limit) for limit in LIMITS],
     }
-    socket.send_fds(link, [json.dumps(request).encode()], options["pass_fds"])
-    link.recv(1)  # it has taken copies of the descriptors, which the caller may now close
 
 
 def _serve(link: socket.socket) -> NoReturn:
@@ -109,10 +113,14 @@ def _serve(link: socket.socket) -> NoReturn:
     data, received, _, _ = socket.recv_fds(link, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
     if not data:
         os._exit(0)
-    request = json.loads(data)
+    run_engine(json.loads(data), received, lambda: link.send(b"x"))
+
+
+def run_engine(request: dict[str, Any], received: list[int], confirm: Callable[[], object]) -> NoReturn:
+    """Run an engine's command in this process. `received`: copies of the descriptors that it inherits."""
     if request["group"] is not None:
         os.setpgid(0, request["group"])
-    link.send(b"x")
+    confirm()
     _place([os.open(os.devnull, os.O_RDONLY), *received], [0, *request["descriptors"]])
     for limit, values in zip(LIMITS, request["limits"], strict=True):
         resource.setrlimit(limit, values)
