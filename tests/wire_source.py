@@ -81,7 +81,7 @@ class SourceNames:
         found = {text for text in self._literals if re.fullmatch(r"[a-z_]+_error", text)}
         declarations = {id(node.value) for node in self._declarations()}
         for call in self._nodes(ast.Call):
-            if ast.unparse(call.func) == "declare":
+            if isinstance(call.func, ast.Name) and call.func.id == "declare":
                 declarations.update(id(keyword.value) for keyword in call.keywords)
         for call in self._nodes(ast.Call):
             if id(call) in declarations:
@@ -165,8 +165,8 @@ def _is_sentence(node: ast.expr) -> bool:
             return any(isinstance(part, ast.Constant) and " " in str(part.value) for part in node.values)
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name in ("message", "why", "text")
-        case ast.Call():
-            return ast.unparse(node) == "str(error)"
+        case ast.Call(func=ast.Name(id="str"), args=[ast.Name(id="error")], keywords=[]):
+            return True
     return False
 
 
