@@ -1,7 +1,8 @@
-"""Which files share the servers and the browser of `conftest.py`: one worker of a test run gets them all.
+"""Which files share the servers and the browser of `conftest.py`, or logits: one worker of a test run gets them all.
 
-Otherwise each worker would start its own servers, 4 s of processor time each. `tests/conftest.py` reads the table, and
-`conftest.py` checks that no file is missing.
+Otherwise each worker would start its own servers, 4 s of processor time each, or compute the logits of all families by
+the reference and by transformers, 15 s. `tests/conftest.py` reads the table, and `conftest.py` checks that no file of
+this folder is missing.
 """
 
 from __future__ import annotations
@@ -40,5 +41,6 @@ _WITH_BROWSER = (
 TOGETHER = {
     **{f"tests/e2e/test_{name}.py": "files that share servers" for name in _WITH_SERVERS},
     **{f"tests/e2e/test_{name}.py": "files that share a browser" for name in _WITH_BROWSER},
+    **{f"tests/kernels/{name}/test_parity.py": "files that share logits" for name in ("cpu", "reference")},
 }
 """The group of each file that is in one."""

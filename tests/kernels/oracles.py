@@ -19,7 +19,7 @@ from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, s
 from tests.kernels.one_prompt import Backend
 
 NUM_PREFILL = 300  # a whole chunk of keys and part of the next
-NUM_DECODES = 64
+NUM_DECODES = 44  # into the fourth block
 TOKENS = prompt(NUM_PREFILL + NUM_DECODES, seed=7)
 
 

@@ -20,7 +20,7 @@ from tests.kernels.one_prompt import Backend
 from tests.kernels.oracles import TOKENS
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-NUM_DECODES = 24
+NUM_DECODES = 16
 """Of TOKENS, the last; they begin in the middle of a block and end behind the next, and are most of the time."""
 _FUSED_EXPERTS = ("qwen3-moe", "olmoe", "gpt-oss", "glm4-moe")
 """Of these PEFT takes the names of MLPs for those of experts, which transformers has fused."""

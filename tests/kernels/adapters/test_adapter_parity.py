@@ -6,10 +6,11 @@ The tolerances are those of the families without adapters (`tests/kernels/oracle
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.kernels.adapters.peft_adapters import make_adapter, run_adapted, run_peft, targets_of
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
@@ -57,27 +58,49 @@ def test_adapters_change_the_logits(
     assert differences(adapted, run_adapted(backend, "")).mean > 0.1
 
 
+SETTINGS: dict[str, dict[str, object]] = {
+    "head": {"target_modules": ["lm_head"]},
+    "all-linear": {"target_modules": "all-linear", "use_rslora": True},
+    "patterns": {"rank_pattern": {"q_proj": 7}, "alpha_pattern": {"layers.1.self_attn.v_proj": 3}},
+    "expression": {"target_modules": r".*\.[01]\.(self_attn|mlp)\.(k|down)_proj", "r": 16},
+    "one-layer": {
+        "target_modules": ["up_proj", "q_proj"],
+        "layers_to_transform": [1],
+        "exclude_modules": ["mlp.up_proj"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def make_with(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Make each adapter once for both backends, of which PEFT's logits are then computed once."""
+    return cache(
+        lambda name, settings: make_adapter(tmp_path_factory.mktemp("adapter"), checkpoints[name], **SETTINGS[settings])
+    )
+
+
 @over_backends
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"target_modules": ["lm_head"]},
-        {"target_modules": "all-linear", "use_rslora": True},
-        {"rank_pattern": {"q_proj": 7}, "alpha_pattern": {"layers.1.self_attn.v_proj": 3}},
-        {"target_modules": r".*\.[01]\.(self_attn|mlp)\.(k|down)_proj", "r": 16},
-        {"target_modules": ["up_proj", "q_proj"], "layers_to_transform": [1], "exclude_modules": ["mlp.up_proj"]},
-    ],
-    ids=["head", "all-linear", "patterns", "expression", "one-layer"],
-)
+@pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", ["llama", "qwen3-tied"])
 def test_settings(
-    checkpoints: dict[str, Path], tmp_path: Path, name: str, settings: dict[str, object], make: Callable[..., Backend]
+    checkpoints: dict[str, Path],
+    make_with: Callable[[str, str], Path],
+    name: str,
+    settings: str,
+    make: Callable[..., Backend],
 ) -> None:
     """Match PEFT for each setting that says where an adapter is, of which rank and how strong, tied head or not."""
-    adapter = make_adapter(tmp_path, checkpoints[name], **settings)
+    adapter = make_with(name, settings)
     backend = make(checkpoints[name], dtype="float32", max_loras=1)
     ours = run_adapted(backend, backend.load_adapter(adapter))
     check(name, "float32", differences(ours, run_peft(checkpoints[name], adapter, "float32")))
+
+
+@cache
+def run_reference_adapted(checkpoint: Path, adapter: Path, numbers: str) -> torch.Tensor:
+    """Return the reference's logits, which are those for every instruction set."""
+    backend = make_backend(checkpoint, max_loras=1, **FORMATS[numbers])
+    return run_adapted(backend, backend.load_adapter(adapter))
 
 
 @needs_kernels
@@ -90,8 +113,8 @@ def test_instruction_sets_and_formats(
     """Match the reference over quantized weights too, on every instruction set."""
     checkpoint, adapter = checkpoints["llama-rope3"], adapters["llama-rope3"]
     backend = make_cpu_backend(checkpoint, kernels=kernels_of(path), max_loras=1, **CPU_FORMATS[numbers])
-    oracle = make_backend(checkpoint, max_loras=1, **FORMATS[numbers.removesuffix("-bytes")])
-    ours, theirs = (run_adapted(each, each.load_adapter(adapter)) for each in (backend, oracle))
+    ours = run_adapted(backend, backend.load_adapter(adapter))
+    theirs = run_reference_adapted(checkpoint, adapter, numbers.removesuffix("-bytes"))
     if numbers in ("bfloat16", "int8") and path.rounds_activations:  # as far from the reference as torch is
         check("llama-rope3", "bfloat16", differences(ours, theirs), adapted=True)
         return

@@ -5,9 +5,11 @@ Differences are in standard deviations of the logits, as in `reference/test_pari
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import CONFIGS, make_backend
@@ -23,14 +25,20 @@ ROUNDING = ("amx_bf16", "avx512_bf16")
 """Instruction sets that round activations before bfloat16 products: as far from the reference as torch is."""
 
 
+@cache
+def run_cpu(path: Path, dtype: str) -> tuple[torch.Tensor, str | None]:
+    """Return the kernels' logits, and their instruction set."""
+    backend = make_cpu_backend(path, dtype=dtype)
+    return run(backend), backend.capabilities.instruction_set
+
+
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str, dtype: str) -> None:
     """Match the reference's logits up to rounding at every position, prefilled and decoded."""
-    backend = make_cpu_backend(checkpoints[name], dtype=dtype)
-    ours, theirs = run(backend), run_reference(checkpoints[name], dtype)
+    (ours, instruction_set), theirs = run_cpu(checkpoints[name], dtype), run_reference(checkpoints[name], dtype)
     assert theirs.std() > 0.5, "logits too flat to detect a wrong model"
-    if dtype == "bfloat16" and backend.capabilities.instruction_set in ROUNDING:
+    if dtype == "bfloat16" and instruction_set in ROUNDING:
         check(name, dtype, differences(ours, theirs))
         return
     difference = ((ours - theirs).abs().max() / theirs.std()).item()
@@ -42,7 +50,7 @@ def test_logits_match_the_reference(checkpoints: dict[str, Path], name: str, dty
 def test_logits_match_transformers(checkpoints: dict[str, Path], name: str) -> None:
     """Stay within the reference's tolerances: teacher-forced argmax regret, mean and p99 difference."""
     for dtype in TOLERANCES:
-        ours = run(make_cpu_backend(checkpoints[name], dtype=dtype))
+        ours, _ = run_cpu(checkpoints[name], dtype)
         check(name, dtype, differences(ours, run_transformers(checkpoints[name], dtype)))
 
 

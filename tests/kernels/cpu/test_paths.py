@@ -6,6 +6,7 @@ A short form of `test_parity.py` and `test_invariance.py`, which run on the set 
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import CASES, CpuPath, kernels_of
 from tests.kernels.cpu.test_invariance import run_among
 from tests.kernels.kernel_checkpoints import CPU_FORMATS, FORMATS, make_backend, make_batch, prompt, scattered_blocks
-from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, run_chunks
+from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, Backend, run_chunks
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
@@ -41,6 +42,23 @@ def backend(checkpoints: dict[str, Path], path: CpuPath, numbers: str, name: str
     return make_cpu_backend(checkpoints[name], kernels=kernels_of(path), **CPU_FORMATS[numbers])
 
 
+def run(runner: Backend) -> torch.Tensor:
+    """Return the logits of one prompt: one prefill, then steps of one token."""
+    token_ids, blocks = prompt(304, seed=7), scattered_blocks(20, seed=1)
+    prefill = make_batch({"token_ids": token_ids[:300], "position": 0, "blocks": blocks})
+    parts = [runner.logits(prefill, list(range(300)))]
+    for position in range(300, 304):
+        step = make_batch({"token_ids": [token_ids[position]], "position": position, "blocks": blocks})
+        parts.append(runner.logits(step, [0]))
+    return torch.cat(parts)
+
+
+@cache
+def run_reference(path: Path, numbers: str) -> torch.Tensor:
+    """Return the reference's logits, which are those for every instruction set."""
+    return run(make_backend(path, **FORMATS[numbers]))
+
+
 @over_cases
 def test_instruction_set_is_reported(backend: CpuBackend, path: CpuPath) -> None:
     """Report the instruction set in the capabilities, from which logs and /server_info take it."""
@@ -54,16 +72,7 @@ def test_logits_match_the_reference(
     backend: CpuBackend, checkpoints: dict[str, Path], path: CpuPath, numbers: str, name: str
 ) -> None:
     """Match the reference's logits up to rounding at every position, prefilled and decoded."""
-    token_ids, blocks = prompt(304, seed=7), scattered_blocks(20, seed=1)
-    logits = []
-    for runner in (backend, make_backend(checkpoints[name], **FORMATS[numbers.removesuffix("-bytes")])):
-        prefill = make_batch({"token_ids": token_ids[:300], "position": 0, "blocks": blocks})
-        parts = [runner.logits(prefill, list(range(300)))]
-        for position in range(300, 304):
-            step = make_batch({"token_ids": [token_ids[position]], "position": position, "blocks": blocks})
-            parts.append(runner.logits(step, [0]))
-        logits.append(torch.cat(parts))
-    ours, theirs = logits
+    ours, theirs = run(backend), run_reference(checkpoints[name], numbers.removesuffix("-bytes"))
     difference = ((ours - theirs).abs().max() / theirs.std()).item()
     print(path, numbers, name, difference)
     assert difference <= (CLOSE_ROUNDED if path.rounds_activations else CLOSE)[numbers]
