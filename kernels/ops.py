@@ -74,6 +74,10 @@ class Choice:
     """...of which so many may be chosen from: those with the largest weight, or sum of two sigmoids with their bias."""
     factor: float = 1.0
     """Of the weights of those chosen."""
+    mixer_range: float | None = None
+    """If the weights are SparseMixer's (Liu et al., arXiv:2409.12136), which chooses one expert after the other. The
+    weight of each is its softmax over the scores that are left and as close to its own, s: where s - x, of another
+    score x, does not exceed this times max(|x|, s)."""
 
 
 @attrs.frozen(eq=False)
@@ -195,7 +199,7 @@ class Ops(Protocol):
         """Compute each token's weighted sum over the experts that its router scores choose, with SiLU or
         what `clamp` says: y_ND.
 
-        The softmax of a row's scores is over all experts; ties choose the lower index. Experts are summed by descending
-        weight (Qwen Team, arXiv:2505.09388; Shazeer et al., arXiv:1701.06538).
+        The softmax of a row's scores is over all experts; ties choose the lower index. Experts are summed in the order
+        in which they are chosen, by descending score (Qwen Team, arXiv:2505.09388; Shazeer et al., arXiv:1701.06538).
         """
         ...

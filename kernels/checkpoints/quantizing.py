@@ -23,7 +23,9 @@ from .stored_matrices import layout_name
 QUANTIZATIONS = ("int8", "int4", "int4-g32", "int4-g128")
 """Values of `--quantization`: one scale a row, or one for each group of inputs; `int4` has groups of 32."""
 
-_LINEAR = re.compile(r"\.((q|k|v|o|gate|up|down|qkv|gate_up|q_a|q_b|c)_proj|c_fc|kv_a_proj_with_mqa)\.weight$")
+_LINEAR = re.compile(
+    r"\.((q|k|v|o|gate|up|down|qkv|gate_up|q_a|q_b|c)_proj|c_fc|kv_a_proj_with_mqa|w[123]|(in|out)put_linear)\.weight$"
+)
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,11 @@ from .weights import QUANTIZED_PIECE, open_source
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 """Files that hold weights, and are not copied; nor are their indexes."""
-_NEVER = (r"re:.*\.mlp\.(shared_expert_)?gate$", r"re:.*\.kv_b_proj$")
+_NEVER = (
+    r"re:.*\.mlp\.(shared_expert_)?gate$",
+    r"re:.*\.block_sparse_moe\.(gate|router\.layer)$",
+    r"re:.*\.kv_b_proj$",
+)
 """Modules that are never quantized, as readers of the format take them."""
 
 

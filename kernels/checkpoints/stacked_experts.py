@@ -1,9 +1,10 @@
-"""Reading the experts of gpt-oss, which a checkpoint stores as one tensor for each kind of matrix of a layer.
+"""Reading the experts of gpt-oss and Granite, stored as one tensor for each kind of matrix of a layer.
 
 `formats.py` calls this. Models see the matrices and biases of each expert by names of their own, as other families
-store them: `experts.3.gate_proj.weight`. Gate and up are interleaved: row 2f of both is row f of the gate. As
-transformers saves them, matrices are `[expert, input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling
-Formats (MX) Specification", 1.0) they are `[expert, output, group, byte]`, with a scale for each group of 32 inputs.
+store them: `experts.3.gate_proj.weight`. Granite's matrices are `[expert, output, input]`, gate before up. In gpt-oss
+gate and up are interleaved: row 2f of both is row f of the gate. As transformers saves them, matrices are `[expert,
+input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling Formats (MX) Specification", 1.0) they are `[expert,
+output, group, byte]`, with a scale for each group of 32 inputs.
 
 What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two.
 """
@@ -11,6 +12,7 @@ What must always hold: an MXFP4 weight is its e2m1 number times its group's powe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,7 @@ _BIAS, _NAN = 127, 255
 """Of the scales, which are exponents of two."""
 _KINDS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The stored tensors, and the matrices interleaved in each."""
+_GRANITE = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
@@ -64,6 +67,29 @@ class StackedMatrix:
         rows_OI = whole_IO[:, self.slice.rows(first, count)].t().contiguous()
         if first + count == self.shape[0]:
             files.drop(self.tensor, self.slice.expert * of_expert, of_expert)
+        return rows_OI
+
+
+@attrs.frozen
+class StackedRows:
+    """Implements `StoredMatrix`: one expert's matrix, of consecutive rows stored `[expert, output, input]`."""
+
+    shape: tuple[int, ...]
+    tensor: StoredTensor
+    start: int
+    """The first of its rows, of those of all experts."""
+
+    layout = None
+    format = None
+
+    @property
+    def stored(self) -> Sequence[StoredTensor]:
+        return [self.tensor]
+
+    def rows(self, files: MappedFiles, first: int, count: int) -> torch.Tensor:
+        width = self.shape[1]
+        rows_OI = files.view(self.tensor, (self.start + first) * width, count * width).view(count, width).clone()
+        files.drop(self.tensor, (self.start + first) * width, count * width)
         return rows_OI
 
 
@@ -129,6 +155,7 @@ def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
     """
     found: dict[str, StoredMatrix] = {}
     for name, tensor in stored.items():
+        found |= _read_granite(name, tensor)
         prefix, is_expert, kind = name.rpartition(".mlp.experts.")
         kind, is_bias, rest = kind.partition("_bias")
         if not is_expert or kind not in _KINDS or rest:
@@ -141,6 +168,23 @@ def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
             matrix = reader(shape, tensor, of_part)
             found[f"{prefix}.mlp.experts.{expert}.{part}.{'bias' if is_bias else 'weight'}"] = matrix
     return found
+
+
+def _read_granite(name: str, tensor: StoredTensor) -> dict[str, StoredMatrix]:
+    """Return the matrices of one of Granite's tensors, by name; none if it is another."""
+    named = _GRANITE.fullmatch(name)
+    if named is None:
+        return {}
+    parts = ("gate_proj", "up_proj") if named[2] == "input" else ("down_proj",)
+    if len(tensor.shape) != 3 or tensor.dtype not in STORED_DTYPES or tensor.shape[1] % len(parts):
+        raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
+    experts, height, width = tensor.shape
+    rows = height // len(parts)
+    return {
+        f"{named[1]}.experts.{expert}.{part}.weight": StackedRows((rows, width), tensor, expert * height + at * rows)
+        for expert in range(experts)
+        for at, part in enumerate(parts)
+    }
 
 
 def read_mxfp4(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:

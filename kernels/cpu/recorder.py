@@ -225,6 +225,7 @@ class Recorder:
             num_groups=choice.num_groups,
             num_chosen_groups=choice.num_chosen_groups,
             scale=choice.factor,
+            soft_cap=choice.mixer_range or 0.0,
             **shared,
         )
 

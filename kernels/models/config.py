@@ -16,7 +16,7 @@ from typing import Any, Literal
 import attrs
 
 from ..ops import SwigluClamp
-from .config_parts import ExpertChoice, LatentConfig
+from .config_parts import ExpertChoice, LatentConfig, MlpNames
 from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
 
@@ -42,7 +42,13 @@ class MoeConfig:
     has_biases: bool = False
     """Whether the router and the experts have them."""
     router_name: str = "gate"
-    """In checkpoints."""
+    """In checkpoints, beside the experts..."""
+    names: MlpNames = attrs.field(factory=MlpNames)
+    """...whose matrices are called so..."""
+    shared_name: str = "mlp.shared_experts"
+    """...and the expert that all tokens have, in the layer..."""
+    shared_names: MlpNames = attrs.field(factory=MlpNames)
+    """...with these."""
     clamp: SwigluClamp | None = None
     """None: the activation is SiLU."""
 
@@ -105,9 +111,12 @@ class DecoderConfig:
     """Whether that factor is not rounded to the model's dtype."""
     logits_divisor: float = 1.0
     qkv_is_stored_fused: bool = False
-    """Whether a checkpoint has q, k and v in one matrix..."""
-    mlp_is_stored_fused: bool = False
-    """...and gate and up."""
+    """Whether a checkpoint has q, k and v in one matrix."""
+    mlp_name: str = "mlp"
+    """What a checkpoint calls a layer's MLP, or what its router and experts are in..."""
+    mlp_names: MlpNames = attrs.field(factory=MlpNames)
+    """...and the matrices of an MLP."""
+    head_bias: bool = False
     attention_scale: float = attrs.field(default=attrs.Factory(lambda config: config.head_dim**-0.5, takes_self=True))
     """Factor of the product of query and key."""
     attention_soft_cap: float | None = None

@@ -1,4 +1,4 @@
-"""Parts of a decoder's configuration (`config.py`) that few families have: latents, and experts in groups.
+"""Parts of a decoder's configuration (`config.py`) that few families have: latents, and experts in groups, and names.
 
 What must always hold: as in `config.py`.
 """
@@ -17,6 +17,19 @@ class ExpertChoice:
     num_groups: int = 1
     num_chosen_groups: int = 1
     factor: float = 1.0
+    mixer_range: float | None = None
+    """Of SparseMixer; None: weights are of all experts."""
+
+
+@attrs.frozen
+class MlpNames:
+    """What a checkpoint calls the matrices of an MLP."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    gate_up: str | None = None
+    """Of both in one matrix; None: each has its own."""
 
 
 @attrs.frozen

@@ -100,7 +100,7 @@ class Decoder:
                 }
             ),
             attention=self._read_attention(weights, prefix + "self_attn."),
-            mlp=self._read_mlp(weights, prefix + "mlp.", index),
+            mlp=self._read_mlp(weights, prefix, index),
             rope=None if index in c.unrotated else rope,
             window=window,
         )
@@ -111,14 +111,18 @@ class Decoder:
             return read_attention(weights, prefix, c)
         return read_latent_attention(weights, prefix, c, c.latent)
 
-    def _read_mlp(self, weights: Weights, prefix: str, index: int) -> Mlp | PlainMlp | Mixture:
+    def _read_mlp(self, weights: Weights, of_layer: str, index: int) -> Mlp | PlainMlp | Mixture:
         c, D, moe = self.config, self.config.hidden_size, self.config.moe
+        prefix = f"{of_layer}{c.mlp_name}."
         if moe is None or index in moe.dense_layers:
             if not c.mlp_is_gated:
                 return read_plain_mlp(weights, prefix, c)
-            return read_mlp(weights, prefix, D, c.intermediate_size, is_stored_fused=c.mlp_is_stored_fused)
+            return read_mlp(weights, prefix, D, c.intermediate_size, c.mlp_names)
         of_experts, biased = (f"{prefix}experts.", D, moe.intermediate_size), moe.has_biases
-        mlps = [read_mlp(weights, f"{prefix}experts.{x}.", D, moe.intermediate_size) for x in range(moe.num_experts)]
+        mlps = [
+            read_mlp(weights, f"{prefix}experts.{x}.", D, moe.intermediate_size, moe.names)
+            for x in range(moe.num_experts)
+        ]
         return Mixture(
             router_XD=weights.tensor(f"{prefix}{moe.router_name}.weight", (moe.num_experts, D)),
             router_bias_X=weights.tensor(f"{prefix}{moe.router_name}.bias", (moe.num_experts,)) if biased else None,
@@ -131,7 +135,7 @@ class Decoder:
                 clamp=moe.clamp,
                 choice=self._read_choice(weights, prefix, moe),
             ),
-            shared=self._read_shared(weights, prefix, moe),
+            shared=self._read_shared(weights, of_layer, moe),
         )
 
     def _read_choice(self, weights: Weights, prefix: str, moe: MoeConfig) -> Choice:
@@ -144,12 +148,10 @@ class Decoder:
         F = moe.shared_intermediate_size
         if F is None:
             return None
-        D = self.config.hidden_size
-        if not moe.scores_shared:
-            return SharedExpert(None, read_mlp(weights, prefix + "shared_experts.", D, F))
+        D, name = self.config.hidden_size, prefix + moe.shared_name
         return SharedExpert(
-            score_1D=weights.tensor(prefix + "shared_expert_gate.weight", (1, D)),
-            mlp=read_mlp(weights, prefix + "shared_expert.", D, F),
+            score_1D=weights.tensor(f"{name}_gate.weight", (1, D)) if moe.scores_shared else None,
+            mlp=read_mlp(weights, f"{name}.", D, F, moe.shared_names),
         )
 
     def forward(self, token_ids_N: torch.Tensor, ops: Ops) -> torch.Tensor:
@@ -216,6 +218,7 @@ class Decoder:
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm, the output head and the soft cap; return logits_NV."""
-        logits_NV = ops.linear(self._norm(x_ND, self.head_norm, ops), self.embeddings.head_VD)
+        head = self.embeddings
+        logits_NV = ops.linear(self._norm(x_ND, self.head_norm, ops), head.head_VD, head.head_bias_V)
         cap = self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)

@@ -53,19 +53,20 @@ _TYPES = {
     **_named("architectures layer_types", "a list of names", _is_list_of(_is_text)),
     **_named("rope_scaling rope_parameters", "an object", _is_object),
     **_named("dtype torch_dtype hidden_act hidden_activation", "a name", _is_text),
-    **_named("topk_method scoring_func", "a name", _is_text),
+    **_named("topk_method scoring_func position_embedding_type normalization_function", "a name", _is_text),
     **_named("mlp_only_layers no_rope_layers", "a list of integers", _is_list_of(is_whole)),
     **_named("sliding_window_pattern", "an integer or letters", lambda value: is_whole(value) or _is_text(value)),
     **_named(
         "tie_word_embeddings attention_bias attention_out_bias qkv_bias use_sliding_window norm_topk_prob "
-        "rope_interleave use_qk_norm use_qkv_bias use_parallel_residual use_bias",
+        "rope_interleave use_qk_norm use_qkv_bias use_parallel_residual use_bias lm_head_bias",
         "true or false",
         _is_flag,
     ),
     **_named(
         "rms_norm_eps rope_theta rope_local_base_freq partial_rotary_factor attn_logit_softcapping "
         "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling "
-        "swiglu_alpha swiglu_limit routed_scaling_factor layer_norm_eps norm_epsilon logit_scale",
+        "swiglu_alpha swiglu_limit routed_scaling_factor layer_norm_eps norm_epsilon logit_scale "
+        "router_jitter_noise",
         "a number",
         is_number,
     ),
@@ -76,7 +77,7 @@ _TYPES = {
         "shared_expert_intermediate_size num_experts_per_tok decoder_sparse_step experts_per_token "
         "initial_context_length kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim n_routed_experts "
         "n_shared_experts moe_layer_freq first_k_dense_replace n_group topk_group num_nextn_predict_layers "
-        "num_mtp_layers",
+        "num_mtp_layers shared_intermediate_size",
         "an integer",
         is_whole,
     ),

@@ -17,16 +17,9 @@ from .deepseek import parse_deepseek_v2, parse_deepseek_v3
 from .gemma import parse_gemma2, parse_gemma3
 from .glm import parse_glm, parse_glm4, parse_glm4_moe
 from .gpt_oss import parse_gpt_oss
-from .layer_normed import parse_cohere2, parse_stablelm, parse_starcoder2
-from .llama import (
-    parse_granite,
-    parse_llama,
-    parse_ministral,
-    parse_mistral,
-    parse_phi3,
-    parse_seed_oss,
-    parse_smollm3,
-)
+from .granite import parse_granite, parse_granite_hybrid, parse_granite_moe
+from .layer_normed import parse_cohere2, parse_phimoe, parse_stablelm, parse_starcoder2
+from .llama import parse_llama, parse_ministral, parse_mistral, parse_phi3, parse_seed_oss, parse_smollm3
 from .olmo import parse_exaone4, parse_olmo2, parse_olmo3, parse_olmoe
 from .qwen import parse_qwen2, parse_qwen2_moe, parse_qwen3, parse_qwen3_moe
 from .refusals import check_entries
@@ -68,10 +61,16 @@ class Family:
 
 _GEMMA = "attention_bias query_pre_attn_scalar sliding_window final_logit_softcapping"
 _QWEN = "sliding_window use_sliding_window max_window_layers"
-_CHOICE = "num_experts num_local_experts num_experts_per_tok norm_topk_prob"
+_FEW_EXPERTS = "num_experts num_local_experts num_experts_per_tok"
+_CHOICE = f"{_FEW_EXPERTS} norm_topk_prob"
 _EXPERTS = f"{_CHOICE} moe_intermediate_size decoder_sparse_step mlp_only_layers"
 _GELU = "gelu_pytorch_tanh"
 _GRANITE = "embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+_HYBRID = (
+    "shared_intermediate_size position_embedding_type normalization_function layers_block_type mamba_n_heads "
+    "mamba_n_groups mamba_d_state mamba_d_head mamba_d_conv mamba_expand mamba_chunk_size mamba_conv_bias "
+    "mamba_proj_bias time_step_limit"
+)
 _GPT_OSS = (
     "num_experts num_local_experts num_experts_per_tok experts_per_token initial_context_length "
     "swiglu_alpha swiglu_limit"
@@ -101,6 +100,8 @@ FAMILIES = {
     "GlmForCausalLM": Family(parse_glm, "attention_bias"),
     "GptOssForCausalLM": Family(parse_gpt_oss, f"attention_bias sliding_window {_GPT_OSS}"),
     "GraniteForCausalLM": Family(parse_granite, f"attention_bias {_GRANITE}"),
+    "GraniteMoeForCausalLM": Family(parse_granite_moe, f"attention_bias {_FEW_EXPERTS} {_GRANITE}"),
+    "GraniteMoeHybridForCausalLM": Family(parse_granite_hybrid, f"attention_bias {_FEW_EXPERTS} {_GRANITE} {_HYBRID}"),
     "LlamaForCausalLM": Family(parse_llama, "attention_bias"),
     "MinistralForCausalLM": Family(parse_ministral, "sliding_window"),
     "MistralForCausalLM": Family(parse_mistral, "sliding_window"),
@@ -108,6 +109,9 @@ FAMILIES = {
     "Olmo3ForCausalLM": Family(parse_olmo3, "attention_bias sliding_window"),
     "OlmoeForCausalLM": Family(parse_olmoe, f"attention_bias {_CHOICE}"),
     "Phi3ForCausalLM": Family(parse_phi3, "sliding_window"),
+    "PhimoeForCausalLM": Family(
+        parse_phimoe, f"attention_bias sliding_window lm_head_bias router_jitter_noise {_FEW_EXPERTS}"
+    ),
     "Qwen2ForCausalLM": Family(parse_qwen2, _QWEN),
     "Qwen2MoeForCausalLM": Family(parse_qwen2_moe, f"qkv_bias shared_expert_intermediate_size {_QWEN} {_EXPERTS}"),
     "Qwen3ForCausalLM": Family(parse_qwen3, f"attention_bias {_QWEN}"),
@@ -117,6 +121,8 @@ FAMILIES = {
     "StableLmForCausalLM": Family(parse_stablelm, "layer_norm_eps use_qkv_bias use_parallel_residual"),
     "Starcoder2ForCausalLM": Family(parse_starcoder2, "norm_epsilon use_bias sliding_window mlp_type norm_type", _GELU),
 }
+_ALSO = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Other spellings, as published checkpoints have them."""
 
 
 def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Family:
@@ -128,7 +134,7 @@ def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Famil
     """
     listed = config_json.get("architectures")
     architectures = [str(name) for name in listed] if isinstance(listed, list) else []
-    for architecture in architectures:
+    for architecture in (_ALSO.get(name, name) for name in architectures):
         if headless or config_json.get("is_original_qwen3_reranker"):
             architecture = architecture.replace("ForSequenceClassification", "ForCausalLM")
         if headless and architecture.endswith("Model"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .config import DecoderConfig, NormNames, read_sizes, same_window
+from .config_parts import MlpNames
 from .mixtures import parse_sigmoid_moe, read_num_ignored
 from .rope_config import parse_rope
 
@@ -48,4 +49,5 @@ def _parse(data: dict[str, Any], norms: NormNames) -> DecoderConfig:
     sizes = read_sizes(data, default_head_dim=128, rms_norm_eps=1.5625e-7)
     sizes |= {"qkv_bias": bool(data.get("attention_bias", True)), "o_bias": False}
     rope = parse_rope(data, head_dim=sizes["head_dim"], partial=True, default_share=0.5, is_interleaved=True)
-    return DecoderConfig(**sizes, rope=rope, windows=same_window(data, None), norms=norms, mlp_is_stored_fused=True)
+    fused = MlpNames(gate_up="gate_up_proj")
+    return DecoderConfig(**sizes, rope=rope, windows=same_window(data, None), norms=norms, mlp_names=fused)

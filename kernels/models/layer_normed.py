@@ -2,7 +2,8 @@
 
 Command R7B (Cohere, arXiv:2504.00698) adds attention and MLP of the same norm; layers with a window are rotated, the
 others are not. StableLM 2 (Bellagente et al., arXiv:2402.17834) rotates a part of each head. StarCoder2 (Lozhkov et
-al., arXiv:2402.19173) has biases in all products, and MLPs without a gate. `decoder_model.py` computes them.
+al., arXiv:2402.19173) has biases in all products, and MLPs without a gate. Phi-3.5-MoE (Microsoft, arXiv:2404.14219)
+chooses two experts with SparseMixer. `decoder_model.py` computes them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from .config import (
     DecoderConfig,
+    MoeConfig,
     NormNames,
     every_nth_full,
     positive,
@@ -19,8 +21,9 @@ from .config import (
     read_windows,
     same_window,
 )
+from .config_parts import ExpertChoice, MlpNames
 from .mixtures import check_values
-from .rope_config import parse_rope
+from .rope_config import parse_rope, rope_entries
 
 _ONE_NORM = NormNames(before_mlp=None)
 
@@ -85,6 +88,46 @@ def parse_starcoder2(data: dict[str, Any]) -> DecoderConfig:
         activation="gelu",
         mlp_is_gated=False,
         mlp_bias=has_biases,
+    )
+
+
+def parse_phimoe(data: dict[str, Any]) -> DecoderConfig:
+    """Parse `config.json`. SparseMixer always chooses two experts; `short_mscale` is longrope's attention factor."""
+    check_values(data, num_experts_per_tok=2)
+    sizes = read_sizes(data, rms_norm_eps=1e-5)
+    entries = rope_entries(data)
+    kind = entries.get("rope_type") or entries.get("type") or "default"
+    if kind not in ("default", "longrope"):
+        raise ValueError(f"config.json: rope_type {kind!r} is not supported for this architecture, only 'longrope'")
+    if kind == "longrope":
+        entries.pop("long_mscale", None)
+        entries["attention_factor"] = entries.pop("short_mscale", None)
+        if entries["attention_factor"] is None:
+            raise ValueError("config.json: rope_type 'longrope' requires short_mscale for this architecture")
+    window = None if data.get("sliding_window") is None else positive(data, "sliding_window")
+    noise = positive_number(data, "router_jitter_noise", default=0.01)
+    if noise is None:
+        raise ValueError("config.json: router_jitter_noise is null, must be a positive number")
+    num_experts = positive(data, "num_local_experts" if "num_local_experts" in data else "num_experts")
+    if num_experts < 2:
+        raise ValueError(f"config.json: num_local_experts is {num_experts}, must be at least 2")
+    return DecoderConfig(
+        **sizes,
+        rope=parse_rope(data, head_dim=sizes["head_dim"], entries=entries, default_theta=1_000_000.0),
+        windows=same_window(data, window),
+        norms_center=True,
+        norms_have_biases=True,
+        head_bias=bool(data.get("lm_head_bias", False)),
+        mlp_name="block_sparse_moe",
+        moe=MoeConfig(
+            num_experts=num_experts,
+            num_chosen=2,
+            intermediate_size=sizes["intermediate_size"],
+            normalise=False,
+            dense_layers=frozenset(),
+            choice=ExpertChoice(mixer_range=2 * noise),
+            names=MlpNames(gate="w1", up="w3", down="w2"),
+        ),
     )
 
 

@@ -2,14 +2,15 @@
 
 Llama 2 and 3 (Touvron et al., arXiv:2302.13971; Grattafiori et al., arXiv:2407.21783), Falcon 3, Mistral (Jiang et al.,
 arXiv:2310.06825), Ministral, Phi-3 and Phi-4 (Microsoft, arXiv:2404.14219 and 2412.08905), SmolLM3 (Hugging Face),
-Granite 3 (IBM), Seed-OSS (ByteDance). `decoder_model.py` computes them.
+Seed-OSS (ByteDance). `decoder_model.py` computes them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .config import DecoderConfig, positive, positive_number, read_flags, read_sizes, read_windows, same_window
+from .config import DecoderConfig, positive, read_flags, read_sizes, read_windows, same_window
+from .config_parts import MlpNames
 from .rope_config import parse_rope, rope_entries
 
 
@@ -46,7 +47,11 @@ def parse_phi3(data: dict[str, Any]) -> DecoderConfig:
     rope = parse_rope(data, head_dim=sizes["head_dim"], entries=entries, partial=True)
     window = None if data.get("sliding_window") is None else positive(data, "sliding_window")
     return DecoderConfig(
-        **sizes, rope=rope, windows=same_window(data, window), qkv_is_stored_fused=True, mlp_is_stored_fused=True
+        **sizes,
+        rope=rope,
+        windows=same_window(data, window),
+        qkv_is_stored_fused=True,
+        mlp_names=MlpNames(gate_up="gate_up_proj"),
     )
 
 
@@ -63,29 +68,6 @@ def parse_smollm3(data: dict[str, Any]) -> DecoderConfig:
         rope=parse_rope(data, head_dim=sizes["head_dim"], default_theta=2_000_000.0),
         windows=read_windows(data, kinds, None) if slides else same_window(data, None),
         unrotated=frozenset(index for index, is_rotated in enumerate(rotated) if not is_rotated),
-    )
-
-
-def parse_granite(data: dict[str, Any]) -> DecoderConfig:
-    """Parse `config.json`. All four multipliers are 1 by default.
-
-    What a layer adds is multiplied by `residual_multiplier`, m. We keep the sum divided by m instead. That is the same,
-    but for the epsilon of the norms that read it: the mean square to which it is added is smaller by m squared.
-    """
-    sizes = read_sizes(data, every_head_its_kv=True)
-    embedding, residual, attention, logits = (
-        positive_number(data, name, default=1.0) or 1.0
-        for name in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-    )
-    sizes["rms_norm_eps"] /= residual**2
-    return DecoderConfig(
-        **sizes,
-        rope=parse_rope(data, head_dim=sizes["head_dim"]),
-        windows=same_window(data, None),
-        attention_scale=attention,
-        embed_scale=embedding / residual,
-        embed_scale_is_exact=True,
-        logits_divisor=logits,
     )
 
 

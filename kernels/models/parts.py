@@ -13,6 +13,7 @@ import torch
 from ..checkpoints.weights import Shape, Weights
 from ..ops import ExpertBiases, Ops
 from .config import DecoderConfig
+from .config_parts import MlpNames
 
 
 @attrs.frozen
@@ -73,6 +74,7 @@ class Embeddings:
     embed_VD: torch.Tensor
     head_VD: torch.Tensor
     """The embedding itself if the two are tied."""
+    head_bias_V: torch.Tensor | None
 
 
 def read_norm(weights: Weights, name: str, width: int, c: DecoderConfig) -> torch.Tensor:
@@ -111,11 +113,11 @@ def _read_norms(weights: Weights, prefix: str, c: DecoderConfig, Q: int, KV: int
     return QueryKeyNorms(q, k)
 
 
-def read_mlp(weights: Weights, prefix: str, D: int, F: int, *, is_stored_fused: bool = False) -> Mlp:
-    gate_up = [("gate_up_proj", 2 * F)] if is_stored_fused else [("gate_proj", F), ("up_proj", F)]
+def read_mlp(weights: Weights, prefix: str, D: int, F: int, names: MlpNames) -> Mlp:
+    gate_up = [(names.gate, F), (names.up, F)] if names.gate_up is None else [(names.gate_up, 2 * F)]
     return Mlp(
         gate_up_OD=weights.fused([(f"{prefix}{name}.weight", (rows, D)) for name, rows in gate_up]),
-        down_DF=weights.tensor(prefix + "down_proj.weight", (D, F)),
+        down_DF=weights.tensor(f"{prefix}{names.down}.weight", (D, F)),
     )
 
 
@@ -142,9 +144,10 @@ def read_plain_mlp(weights: Weights, prefix: str, c: DecoderConfig) -> PlainMlp:
 
 def read_embeddings(weights: Weights, c: DecoderConfig) -> Embeddings:
     embed_VD = weights.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+    bias_V = weights.tensor("lm_head.bias", (c.vocab_size,)) if c.head_bias else None
     if c.tie_word_embeddings:
-        return Embeddings(embed_VD, embed_VD)
-    return Embeddings(embed_VD, weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size)))
+        return Embeddings(embed_VD, embed_VD, bias_V)
+    return Embeddings(embed_VD, weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size)), bias_V)
 
 
 def project_heads(

@@ -31,7 +31,11 @@ def parse_qwen2_moe(data: dict[str, Any]) -> DecoderConfig:
         **sizes,
         rope=parse_rope(data, head_dim=sizes["head_dim"]),
         windows=read_windows(data, kinds, 4096) if slides else same_window(data, None),
-        moe=attrs.evolve(moe, shared_intermediate_size=positive(data, "shared_expert_intermediate_size")),
+        moe=attrs.evolve(
+            moe,
+            shared_intermediate_size=positive(data, "shared_expert_intermediate_size"),
+            shared_name="mlp.shared_expert",
+        ),
     )
 
 

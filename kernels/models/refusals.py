@@ -25,6 +25,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         _words(
             """
             compression_config attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias pruned_heads
+            layers_block_type mamba_n_heads
             per_layer_config block_configs
             use_sliding_window attention_sinks attn_output_gate attn_temperature_tuning alibi clip_qkv kv_lora_rank
             q_lora_rank num_kv_shared_layers attention_out_bias qk_layernorm qk_norm use_qk_norm
@@ -43,7 +44,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
             """
             sliding_window sliding_window_pattern attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar
             attention_chunk_size attention_multiplier rope_local_base_freq dim_model_base decoder_sparse_step
-            moe_intermediate_size swiglu_alpha swiglu_limit
+            moe_intermediate_size swiglu_alpha swiglu_limit shared_intermediate_size router_jitter_noise
             """
         ),
         (None,),
@@ -73,6 +74,7 @@ _NEUTRAL = _words(
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
     _attn_implementation_autoset quantization_config
+    input_jitter_noise init_method
     aux_loss_alpha seq_aux ep_size qk_head_dim embedding_dropout
     is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker sentence_transformers
     sbert_ce_default_activation_function

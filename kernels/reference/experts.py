@@ -38,8 +38,11 @@ def _run(x_MD: torch.Tensor, experts: Experts, expert: int) -> torch.Tensor:
 
 
 def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights and indexes of each token's experts, by descending weight."""
+    """Return weights and indexes of each token's experts, in the order in which they are chosen."""
     choice = experts.choice
+    if choice.mixer_range is not None:
+        weight_NT, chosen_NT = _mix_sparsely(router_NX, experts.num_chosen, choice.mixer_range)
+        return weight_NT * choice.factor, chosen_NT
     if choice.is_sigmoid:
         power_NX = row_by_row(torch.sigmoid, router_NX)
         rank_NX = power_NX if choice.bias_X is None else power_NX + choice.bias_X
@@ -56,6 +59,20 @@ def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, to
     elif not choice.is_sigmoid:
         power_NT = power_NT / power_NX.sum(-1, keepdim=True)
     return power_NT * choice.factor, chosen_NT
+
+
+def _mix_sparsely(router_NX: torch.Tensor, num_chosen: int, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `Choice.mixer_range`."""
+    left_NX, weights, chosen = router_NX, [], []
+    for _ in range(num_chosen):
+        chosen_N1 = torch.sort(left_NX, dim=-1, descending=True, stable=True).indices[:, :1]
+        top_N1 = left_NX.gather(1, chosen_N1)
+        is_far_NX = top_N1 - router_NX > most * torch.maximum(router_NX.abs(), top_N1)
+        power_NX = row_by_row(torch.exp, left_NX.masked_fill(is_far_NX, -torch.inf) - top_N1)
+        weights.append(power_NX.gather(1, chosen_N1) / power_NX.sum(-1, keepdim=True))
+        chosen.append(chosen_N1)
+        left_NX = left_NX.scatter(1, chosen_N1, -torch.inf)
+    return torch.cat(weights, 1), torch.cat(chosen, 1)
 
 
 def _of_chosen_groups(rank_NX: torch.Tensor, choice: Choice) -> torch.Tensor:

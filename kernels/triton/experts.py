@@ -32,12 +32,14 @@ def route_kernel(
     BIASED: tl.constexpr,
     GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
+    mixer_range: tl.tensor,
+    MIXER: tl.constexpr,
 ) -> None:
     """Choose the CHOSEN best experts of token n and their weights (float32) in program n.
 
     Weights are a softmax, or with SIGMOID not; `factor` is multiplied with those chosen. BIASED adds `bias` where
     experts are chosen. Of GROUPS with as many experts each, only the CHOSEN_GROUPS with the largest, or with SIGMOID
-    the two largest together, are chosen from.
+    the two largest together, are chosen from. MIXER: see `Choice.mixer_range`.
     """
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -50,7 +52,7 @@ def route_kernel(
     rank = share
     if BIASED:
         rank += tl.load(bias_ptr + i, mask=i < EXPERTS, other=0.0).to(tl.float32)
-    left = tl.where(i < EXPERTS, rank, float("-inf"))
+    left = tl.where(i < EXPERTS, score if MIXER else rank, float("-inf"))
     if GROUPS > 1:
         SIZE: tl.constexpr = EXPERTS // GROUPS
         group = i // SIZE
@@ -73,6 +75,10 @@ def route_kernel(
     for index in tl.static_range(CHOSEN):
         first = tl.max(left, 0)
         expert = tl.min(tl.where(left == first, i, BLOCK), 0)
+        if MIXER:
+            is_far = first - score > mixer_range * tl.maximum(tl.abs(score), first)
+            close = tl.where(is_far, 0.0, tl.exp2((left - first) * 1.4426950408889634))
+            share = close / tl.sum(close, 0)
         chosen = tl.where(place == index, expert, chosen)
         chosen_share = tl.where(place == index, tl.sum(tl.where(i == expert, share, 0.0), 0), chosen_share)
         left = tl.where(i == expert, float("-inf"), left)

@@ -25,6 +25,8 @@ _FUSED = (
     (re.compile(r"\.(gate|up)_proj$"), ".gate_up_proj"),
     (re.compile(r"\.experts\.\d+\.(gate|up)_proj$"), ".experts.gate_up_proj"),
     (re.compile(r"\.experts\.\d+\.down_proj$"), ".experts.down_proj"),
+    (re.compile(r"\.experts\.\d+\.(gate|up)_proj$"), ".input_linear"),
+    (re.compile(r"\.experts\.\d+\.down_proj$"), ".output_linear"),
 )
 """Modules whose matrices may be stored as a part of another's."""
 _QUANTIZED_BY = ("quantization_config", "compression_config")

@@ -88,6 +88,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 96,
         "n_shared_experts": 0,
     },
+    "GraniteMoe": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoeHybrid": {
+        "num_key_value_heads": 2,
+        "layer_types": ["attention"] * 2,
+        "position_embedding_type": "rope",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 96,
+    },
+    "Phimoe": {"num_key_value_heads": 2, "attention_bias": True, "lm_head_bias": True, "num_local_experts": 4},
     "DeepseekV3": {
         "q_lora_rank": 64,
         "kv_lora_rank": 64,

@@ -26,6 +26,8 @@ from transformers import (
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -33,6 +35,7 @@ from transformers import (
     Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -76,6 +79,15 @@ _LONGROPE = {
     "partial_rotary_factor": 0.5,
     "short_factor": [1.0, 1.5, 2.5, 4.0],
     "long_factor": [2.0, 8.0, 20.0, 40.0],
+}
+_LONGROPE_OF_PHIMOE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 1024,
+    "short_factor": [1.0 + number / 4 for number in range(8)],
+    "long_factor": [2.0 + number for number in range(8)],
+    "short_mscale": 1.2,
+    "long_mscale": 1.3,
 }
 _GEMMA3 = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
@@ -250,6 +262,31 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     # MLPs without a gate, with biases
     "starcoder2": lambda: Starcoder2Config(
         **_SHARED, intermediate_size=100, num_attention_heads=4, num_key_value_heads=2, sliding_window=60,
+    ),
+    # multipliers as in granite; experts stored as one tensor
+    "granite-moe": lambda: GraniteMoeConfig(
+        **_SHARED, intermediate_size=40, num_local_experts=6, num_experts_per_tok=4, num_attention_heads=4,
+        num_key_value_heads=2, embedding_multiplier=8.0, residual_multiplier=0.22, attention_multiplier=0.1,
+        logits_scaling=2.0, rms_norm_eps=1e-2, tie_word_embeddings=True,
+    ),
+    # a shared MLP alone, rotated; biases
+    "granite-4": lambda: GraniteMoeHybridConfig(
+        **_SHARED, intermediate_size=48, shared_intermediate_size=96, num_local_experts=0, num_experts_per_tok=0,
+        num_attention_heads=4, num_key_value_heads=2, layer_types=["full_attention"] * 2, attention_bias=True,
+        position_embedding_type="rope", embedding_multiplier=12.0, residual_multiplier=0.5, attention_multiplier=0.2,
+        mamba_n_heads=8,
+    ),
+    # a shared MLP beside experts; not rotated
+    "granite-4-moe": lambda: GraniteMoeHybridConfig(
+        **_SHARED, intermediate_size=48, shared_intermediate_size=56, num_local_experts=5, num_experts_per_tok=4,
+        num_attention_heads=4, num_key_value_heads=2, layer_types=["full_attention"] * 2, mamba_n_heads=8,
+        residual_multiplier=0.22, attention_multiplier=0.3, tie_word_embeddings=True,
+    ),
+    # experts that SparseMixer chooses, of whose weights others' scores are a part; biases of norms and of the head
+    "phimoe": lambda: PhimoeConfig(
+        **_SHARED, intermediate_size=40, num_local_experts=6, num_attention_heads=4, num_key_value_heads=2,
+        router_jitter_noise=0.3, attention_bias=True, lm_head_bias=True, sliding_window=60, pad_token_id=None,
+        rope_parameters=_LONGROPE_OF_PHIMOE,
     ),
 }  # fmt: skip
 

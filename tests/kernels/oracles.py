@@ -42,9 +42,12 @@ TOLERANCES = {
 # If the scores of a token's last chosen expert and the next are nearly equal, transformers' bfloat16 may swap them.
 # YaRN makes scores larger, and so what rounding them changes.
 _SENSITIVE = (
-    "qwen2-moe", "qwen3-moe", "olmoe", "qwen2-yarn", "gpt-oss", "deepseek-v2", "deepseek-v3", "glm4-moe",
+    "qwen2-moe", "qwen3-moe", "olmoe", "qwen2-yarn", "gpt-oss", "deepseek-v2", "deepseek-v3", "glm4-moe", "granite-moe",
+    "granite-4-moe", "phimoe",
 )  # fmt: skip
 _WIDER = {"bfloat16": Tolerance(regret=0.5, mean=0.04, p99=0.2)}
+# SparseMixer's weights jump where a score leaves the range of another.
+_JUMPS = {("phimoe", "bfloat16"): Tolerance(regret=1.0, mean=0.05, p99=0.45)}
 
 
 def run(backend: Backend) -> torch.Tensor:
@@ -88,6 +91,7 @@ def check(name: str, dtype: str, found: Tolerance, *, adapted: bool = False) -> 
     `adapted`: the weights are changed by random adapters, after which the two best logits are nearly equal more often.
     """
     allowed = _WIDER.get(dtype, TOLERANCES[dtype]) if adapted or name in _SENSITIVE else TOLERANCES[dtype]
+    allowed = _JUMPS.get((name, dtype), allowed)
     print(name, dtype, found)
     assert found.regret <= allowed.regret
     assert found.mean <= allowed.mean

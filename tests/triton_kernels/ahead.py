@@ -27,7 +27,7 @@ from quipu.kernels.triton.configs import HOPPER, Launch, tiles_of_heads
 
 TARGET = GPUTarget("cuda", 90, 32)
 BF16, F32, I32, I64, F64 = "*bf16", "*fp32", "*i32", "*i64", "*fp64"
-NUMBERS = dict.fromkeys(("eps", "scale", "soft_cap", "cap", "alpha", "limit", "factor"), "fp32")
+NUMBERS = dict.fromkeys(("eps", "scale", "soft_cap", "cap", "alpha", "limit", "factor", "mixer_range"), "fp32")
 SCALARS = {"num_drawn", "num_rows"}
 """Integers that are not multiples of 16 in general; every other integer is a stride."""
 COLUMNS = {
@@ -112,13 +112,15 @@ def expert_cases() -> list[Case]:
     pairs = {"matrices_ptr": I64, "order_ptr": I32, "pair_ends_ptr": I32, "tile_ends_ptr": I32}
     shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "BIASED": True, "NUM_IN": 2048, "NUM_OUT": 1536}
     chosen = {"EXPERTS": 128, "CHOSEN": 8, "CHOSEN_BLOCK": 8, "NORMALISE": True, "BLOCK": 128}
-    chosen |= {"SIGMOID": False, "BIASED": False, "GROUPS": 1, "CHOSEN_GROUPS": 1}
+    chosen |= {"SIGMOID": False, "BIASED": False, "GROUPS": 1, "CHOSEN_GROUPS": 1, "MIXER": False}
     of_groups = {"EXPERTS": 256, "BLOCK": 256, "SIGMOID": True, "BIASED": True, "GROUPS": 8, "CHOSEN_GROUPS": 4}
+    mixed = {"EXPERTS": 16, "BLOCK": 16, "CHOSEN": 2, "CHOSEN_BLOCK": 2, "NORMALISE": False, "MIXER": True}
     routed = {"chosen_ptr": I32, "weights_ptr": F32, "bias_ptr": F32}
     launch = (HOPPER.linear.num_warps, HOPPER.linear.num_stages)
     return [
         Case("route", experts.route_kernel, routed, chosen),
         Case("route of groups", experts.route_kernel, routed, chosen | of_groups),
+        Case("route of SparseMixer", experts.route_kernel, routed, chosen | mixed),
         Case("pairs of 128 experts", experts.pairs_linear_kernel, pairs, {**shape, **tile}, *launch),
         Case("weigh", experts.weigh_kernel, {"weights_ptr": F32}, {"CHOSEN": 8, "WIDTH": 2048, "BLOCK": 1024}),
     ]

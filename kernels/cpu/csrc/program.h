@@ -58,7 +58,8 @@ struct Op {
     float eps;
     float scale;        // factor of attention scores, of an embedding, or of the weights of experts; clamped_swiglu: of the gate in
                         // its sigmoid
-    float soft_cap;     // c: x becomes c * tanh(x / c); 0: off. expert_silu_mul: c limits gate and up, else 0
+    float soft_cap;     // c: x becomes c * tanh(x / c); 0: off. expert_silu_mul: c limits gate and up, else 0;
+                        // route: the range of SparseMixer, else 0
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
     int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither. route:
                         // sigmoid_mul, if weights are sigmoids; then `bias` has a number for each expert

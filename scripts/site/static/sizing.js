@@ -47,10 +47,15 @@ const quipuSizing = (() => {
     DeepseekV3ForCausalLM: {
       everyHeadItsKv: true, latent: true, grouped: { shared: 1, dense: 3, ffn: 2048, bias: true },
     },
+    GraniteMoeForCausalLM: { everyHeadItsKv: true, experts: true, expertFfn: "intermediate_size" },
+    GraniteMoeHybridForCausalLM: { everyHeadItsKv: true, sharedMlp: true },
+    PhimoeForCausalLM: { normBias: true, headBiasIf: "lm_head_bias", experts: true, expertFfn: "intermediate_size" },
     Glm4MoeForCausalLM: {
       outBias: () => false, headNorms: "use_qk_norm", grouped: { shared: 1, dense: 1, ffn: 1408, bias: true },
     },
   };
+
+  const ALSO = { PhiMoEForCausalLM: "PhimoeForCausalLM" }; // other spellings
 
   const MODELS = {
     "Qwen3 0.6B": config("Qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, true),
@@ -93,7 +98,7 @@ const quipuSizing = (() => {
 
   // Return what of a config.json determines sizes. Throws an Error that names what is missing or not supported.
   function shapeOf(data) {
-    const name = (data.architectures ?? []).find((one) => Object.hasOwn(FAMILIES, one));
+    const name = (data.architectures ?? []).map((one) => ALSO[one] ?? one).find((one) => Object.hasOwn(FAMILIES, one));
     if (name === undefined) {
       throw new Error(`architectures must have one of ${Object.keys(FAMILIES).join(", ")}`);
     }
@@ -118,11 +123,12 @@ const quipuSizing = (() => {
       plainMlp: Boolean(family.plainMlp), mlpBias: bias && Boolean(family.plainMlp),
       headNorms: typeof family.headNorms === "string" ? Boolean(data[family.headNorms]) : Boolean(family.headNorms),
       projectionNorms: Boolean(family.projectionNorms),
-      sinks: Boolean(family.sinks), expertBias: Boolean(family.expertBias),
+      headBias: Boolean(data[family.headBiasIf]), sinks: Boolean(family.sinks), expertBias: Boolean(family.expertBias),
       experts: 0, expertFfn: 0, sharedFfn: 0, isDense: () => true,
     };
     if (family.latent) readLatent(data, shape);
     if (family.grouped) readGrouped(data, family.grouped, shape);
+    if (family.sharedMlp) readShared(data, shape);
     if (family.experts) {
       const step = positive(data, "decoder_sparse_step", 1);
       const dense = new Set(data.mlp_only_layers ?? []);
@@ -147,10 +153,24 @@ const quipuSizing = (() => {
     shape.headDim = shape.latent.rotated + shape.latent.width;
   }
 
+  // Add the sizes of an MLP that all tokens have, beside experts or alone.
+  function readShared(data, shape) {
+    const shared = positive(data, "shared_intermediate_size");
+    if (data.num_local_experts === 0) {
+      shape.ffn = shared;
+      return;
+    }
+    shape.isUnscored = true;
+    shape.experts = positive(data, "num_local_experts" in data ? "num_local_experts" : "num_experts");
+    shape.expertFfn = shape.ffn;
+    shape.sharedFfn = shared;
+    shape.isDense = () => false;
+  }
+
   // Add the sizes of experts as DeepSeek names them. `usual` has those of absent entries.
   function readGrouped(data, usual, shape) {
     const dense = data.first_k_dense_replace ?? usual.dense;
-    shape.isGrouped = true;
+    shape.isUnscored = true;
     shape.experts = positive(data, "n_routed_experts");
     shape.expertFfn = positive(data, "moe_intermediate_size", usual.ffn);
     shape.sharedFfn = (data.n_shared_experts ?? usual.shared) * shape.expertFfn;
@@ -187,11 +207,12 @@ const quipuSizing = (() => {
       + (shape.expertBias ? shape.experts * (1 + 2 * shape.expertFfn + shape.hidden) : 0);
     const attention = shape.latent ? latentBytes(shape, linear, plain)
       : linear(q + 2 * kv, shape.hidden) + linear(shape.hidden, q) + 4 * vectors; // held as float32
-    const score = shape.isGrouped ? 0 : plain(1, shape.hidden);
+    const score = shape.isUnscored ? 0 : plain(1, shape.hidden);
     const shared = shape.sharedFfn ? score + mlp(shape.sharedFfn) : 0;
     const experts = plain(shape.experts, shape.hidden) + (shape.choiceBias ? 4 * shape.experts : 0)
       + shape.experts * mlp(shape.expertFfn) + shared;
-    let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.normVectors * shape.hidden;
+    let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.normVectors * shape.hidden
+      + (shape.headBias ? 4 * shape.vocab : 0);
     for (let layer = 0; layer < shape.layers; layer++) {
       total += attention + (shape.isDense(layer) ? mlp(shape.ffn) : experts);
     }

@@ -22,7 +22,7 @@ from tests.kernels.oracles import TOKENS
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 NUM_DECODES = 16
 """Of TOKENS, the last; they begin in the middle of a block and end behind the next, and are most of the time."""
-_FUSED_EXPERTS = ("qwen3-moe", "olmoe", "gpt-oss", "glm4-moe")
+_FUSED_EXPERTS = ("qwen3-moe", "olmoe", "gpt-oss", "glm4-moe", "granite-moe", "granite-4-moe", "phimoe")
 """Of these PEFT takes the names of MLPs for those of experts, which transformers has fused."""
 SEPARATE = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
@@ -35,9 +35,13 @@ def targets_of(name: str) -> list[str]:
         return [*queries, "kv_a_proj_with_mqa", "o_proj"]
     if name == "starcoder2":
         return [*ATTENTION, "c_fc", "c_proj"]
+    if name == "granite-4":
+        return [*ATTENTION, "input_linear", "output_linear"]
     if name in ("glm", "glm4"):
         return [*ATTENTION, "gate_up_proj", "down_proj"]
-    return FUSED if name.startswith("phi") else ATTENTION if name in _FUSED_EXPERTS else SEPARATE
+    if name in _FUSED_EXPERTS:
+        return ATTENTION
+    return FUSED if name.startswith("phi") else SEPARATE
 
 
 def wrapped(model_path: Path, dtype: str, **settings: Any) -> Any:

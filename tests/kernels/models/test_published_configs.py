@@ -279,6 +279,38 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **sizes(100352, 2048, 5632, 24, 32, 32, 4096), "hidden_act": "silu", "layer_norm_eps": 1e-5,
         "partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False, "use_qkv_bias": True,
     },
+    "granite-3.1-3b-a800m": {
+        "model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"],
+        **sizes(49155, 1536, 512, 32, 24, 8, 131072), "attention_bias": False, "attention_dropout": 0.1,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "hidden_act": "silu", "logits_scaling": 6.0,
+        "num_experts_per_tok": 8, "num_local_experts": 40, "output_router_logits": False, "residual_multiplier": 0.22,
+        "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+        "tie_word_embeddings": True,
+    },
+    "granite-4.0-micro": {
+        "model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"],
+        **sizes(100352, 2560, 8192, 40, 40, 8, 131072), "attention_bias": False, "attention_dropout": 0.0,
+        "attention_multiplier": 0.015625, "embedding_multiplier": 12, "hidden_act": "silu", "init_method": "mup",
+        "layer_types": ["attention"] * 40, "logits_scaling": 10, "mamba_chunk_size": 256, "mamba_conv_bias": True,
+        "mamba_d_conv": 4, "mamba_d_head": 40, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1,
+        "mamba_n_heads": 128, "mamba_proj_bias": False, "normalization_function": "rmsnorm", "num_experts_per_tok": 0,
+        "num_local_experts": 0, "output_router_logits": False, "position_embedding_type": "rope",
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000000,
+        "router_aux_loss_coef": 0.01, "shared_intermediate_size": 8192, "tie_word_embeddings": True,
+    },
+    "Phi-3.5-MoE": {
+        "model_type": "phimoe", "architectures": ["PhiMoEForCausalLM"],
+        **sizes(32064, 4096, 6400, 32, 32, 8, 131072), "attention_bias": True, "attention_dropout": 0.0,
+        "hidden_act": "silu", "hidden_dropout": 0.0, "input_jitter_noise": 0.01, "lm_head_bias": True,
+        "num_experts_per_tok": 2, "num_local_experts": 16, "original_max_position_embeddings": 4096,
+        "output_router_logits": False, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": {
+            "long_factor": [2.0] * 64, "long_mscale": 1.243163121016122, "original_max_position_embeddings": 4096,
+            "short_factor": [1.0 + i / 100 for i in range(64)], "short_mscale": 1.243163121016122, "type": "longrope",
+        },
+        "router_aux_loss_coef": 0.0, "router_jitter_noise": 0.01, "sliding_window": 131072,
+        "tie_word_embeddings": False,
+    },
     "starcoder2-3b": {
         "model_type": "starcoder2", "architectures": ["Starcoder2ForCausalLM"],
         **sizes(49152, 3072, 12288, 30, 24, 2, 16384), "attention_dropout": 0.1, "embedding_dropout": 0.1,
@@ -342,6 +374,13 @@ def test_parsed_values() -> None:
     assert (command.logits_divisor, command.tie_word_embeddings, command.is_parallel) == (4.0, True, True)
     assert (parse("stablelm-2-1_6b").rope.width, parse("stablelm-2-1_6b").is_parallel) == (16, False)
     assert (parse("starcoder2-3b").tie_word_embeddings, parse("starcoder2-3b").windows[0]) == (True, 4096)
+    moe = parse("granite-3.1-3b-a800m").moe
+    assert moe is not None and (moe.intermediate_size, moe.num_experts, moe.normalise) == (512, 40, True)
+    micro = parse("granite-4.0-micro")
+    assert (micro.moe, micro.intermediate_size, len(micro.unrotated), micro.mlp_name) == (None, 8192, 0, "shared_mlp")
+    phimoe = parse("Phi-3.5-MoE")
+    assert phimoe.moe is not None and phimoe.moe.choice == ExpertChoice(mixer_range=0.02)
+    assert (phimoe.head_bias, phimoe.o_bias, phimoe.norms_have_biases, phimoe.windows[0]) == (True, True, True, 131072)
     air = parse("GLM-4.5-Air")
     assert (air.rope.width, air.rope.is_interleaved, air.norms_heads, air.o_bias) == (64, False, False, False)
     assert air.moe is not None and air.moe.choice == ExpertChoice(is_sigmoid=True)
@@ -379,4 +418,4 @@ def _frequencies(
     if isinstance(rope.scaling, ShortFactors):
         assert rope.scaling.original_max_position_embeddings == 4096
     frequency_R, factor = ROPE_INIT_FUNCTIONS[entries["rope_type"]](theirs, layer_type=layer_type if nested else None)
-    return frequency_R, float(factor)
+    return frequency_R, float(entries.get("short_mscale", factor))

@@ -149,6 +149,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stablelm", {"layer_norm_eps": None}, "layer_norm_eps is null"),
     ("starcoder2", {"norm_type": "rms_norm"}, "norm_type 'rms_norm'"),
     ("starcoder2", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3"),
+    ("phimoe", {"router_jitter_noise": None}, "router_jitter_noise is null"),
+    ("phimoe", {"num_local_experts": 1}, "num_local_experts is 1, must be at least 2"),
+    ("phimoe", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
+    ("phimoe", {"rope_parameters": {"rope_type": "longrope"}}, "'longrope' requires short_mscale"),
+    ("llama", {"lm_head_bias": True}, "lm_head_bias True"),
+    # multipliers, and an MLP that all tokens have
+    ("granite-moe", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7"),
+    ("granite-moe", {"shared_intermediate_size": 32}, "shared_intermediate_size 32"),
+    ("granite-4", {"layer_types": ["mamba", "attention"]}, "layer_types mamba"),
+    ("granite-4", {"layer_types": ...}, "layer_types mamba"),
+    ("granite-4", {"position_embedding_type": "learned"}, "position_embedding_type 'learned'"),
+    ("granite-4", {"shared_intermediate_size": ...}, "shared_intermediate_size is None"),
+    ("granite-4", {"normalization_function": "layernorm"}, "normalization_function 'layernorm'"),
+    ("granite", {"mamba_n_heads": 8}, "mamba_n_heads 8"),
     # latents, and experts in groups
     ("llama", {"q_lora_rank": 32}, "q_lora_rank 32"),
     ("deepseek-v2-lite", {"attention_bias": True}, "attention_bias True"),
@@ -260,6 +275,18 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
     ("cohere2", {"logit_scale": ..., "tie_word_embeddings": ...}, lambda c: c.logits_divisor == 16.0),
     ("stablelm", {"layer_norm_eps": ..., "use_qkv_bias": ...}, lambda c: (c.rms_norm_eps, c.qkv_bias) == (1e-5, False)),
     ("starcoder2", {"use_bias": ..., "sliding_window": ...}, lambda c: (c.mlp_bias, c.windows) == (True, (None, None))),
+    ("granite-4", {"layer_types": ["attention"] * 2}, lambda c: (*c.windows, *c.unrotated) == (None, None)),
+    ("granite-4", {"position_embedding_type": ...}, lambda c: c.unrotated == {0, 1}),
+    ("granite-4-moe", {"num_local_experts": 0}, lambda c: (c.moe, c.intermediate_size) == (None, 56)),
+    ("granite-moe", {"num_local_experts": ..., "num_experts": 9}, lambda c: _moe(c).num_experts == 9),
+    (
+        "phimoe",
+        {"rope_parameters": ..., "sliding_window": ..., "router_jitter_noise": ..., "lm_head_bias": ...},
+        lambda c: (
+            (c.rope.theta, c.windows, _moe(c).choice.mixer_range, c.head_bias)
+            == (1_000_000.0, (None, None), 0.02, False)
+        ),
+    ),
     # training, tokens and the like
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False}, lambda c: True),
     ("llama", {"embedding_multiplier": 1.0, "num_experts": 0, "vision_config": None}, lambda c: True),

@@ -9,6 +9,7 @@
 // What must always hold: a token's result does not depend on the other tokens of its experts. A row of linear does not
 // depend on the number of rows, and combine sums a token's parts by descending weight.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "../vec/buffer.h"
@@ -54,6 +55,21 @@ void leave_groups(const Op& op, float* ranks) {
         if (!chosen[g]) std::fill_n(ranks + g * size, size, -INFINITY);
 }
 
+// Chooses one expert after the other. The weight of each is its softmax over those left whose scores are close to its own.
+void mix_sparsely(const Op& op, const float* scores, float* left, float* weights, float* chosen) {
+    for (int64_t t = 0; t < op.num_chosen; t++) {
+        int64_t best = std::max_element(left, left + op.num_experts) - left;
+        float top = left[best], sum = 0;
+        for (int64_t i = 0; i < op.num_experts; i++) {
+            bool is_far = top - scores[i] > op.soft_cap * std::max(std::fabs(scores[i]), top);
+            if (!is_far) sum += std::exp(left[i] - top);
+        }
+        left[best] = -INFINITY;
+        chosen[t] = static_cast<float>(best);
+        weights[t] = op.scale / sum;
+    }
+}
+
 }  // namespace
 
 // y: T weights, then T indexes of experts. Ties go to the lower index.
@@ -69,6 +85,10 @@ void route(const Op& op, const Pass& pass, const Worker& worker) {
         float* chosen = weights + op.num_chosen;
         std::copy_n(scores, num_experts, left.begin());
         std::fill(left.begin() + num_experts, left.end(), -INFINITY);
+        if (op.soft_cap > 0) {
+            mix_sparsely(op, scores, left.data(), weights, chosen);
+            continue;
+        }
         float top = is_sigmoid ? 0 : *std::max_element(scores, scores + num_experts);
         Vec total = splat(0);
         for (int64_t i = 0; i < padded; i += kLanes) {
