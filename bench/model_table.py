@@ -8,8 +8,9 @@ logits. *Speed* is that of dummy weights in bfloat16 in one shape for all famili
 a prompt of 512 tokens, and decodes with 256 tokens of context. A mixture has eight experts of half the width, of which
 a token has two, so that a token multiplies with about as many weights in each family.
 
-With `--write` the table replaces the one in the page, between two markers; `tests/bench/test_model_table.py` finds a
-table that no longer has the families, formats and executors of the code.
+With `--write` the rows of these families replace those of the table in the page, between two markers, whose others keep
+their numbers; `tests/bench/test_model_table.py` finds a table that no longer has the families, formats and executors of
+the code.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from bench.timing import best_s
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.checkpoints.formats import methods_of
-from quipu.kernels.checkpoints.gguf_config import architectures_of
+from quipu.kernels.checkpoints.gguf_specifics import architectures_of
 from quipu.kernels.cpu.build import choose_instruction_set, processor_flags
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.load import OWN_EXECUTORS, load_backend
@@ -53,6 +54,8 @@ HEADER = (
     "| architecture | formats | executors | float32 | bfloat16 | transformers in bfloat16 "
     "| prefill, decode of 1 and 8 | by transformers |\n|---|---|---|---|---|---|---|---|"
 )
+NUM_DESCRIBED = 3
+"""Columns that the code determines."""
 SHAPE = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
@@ -68,7 +71,10 @@ TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "v
 """Overrides of `SHAPE` for `--quick`."""
 _EXPERTS = {"num_experts_per_tok": 2, "n_shared_experts": 0, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}
 _LATENT = {"kv_lora_rank": 256, "q_lora_rank": None, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
-_BY_DEFAULT = ("layer_types", "rope_parameters", "rope_scaling", "no_rope_layers", "mlp_only_layers", "sliding_window")
+_BY_DEFAULT = (
+    *("layer_types", "rope_parameters", "rope_scaling", "no_rope_layers", "mlp_only_layers", "sliding_window"),
+    *("mamba_d_head", "head_dim", "qk_head_dim"),
+)
 """Entries that depend on the shape: the family's own defaults take their place."""
 PREFILL, CONTEXT, STREAMS, BLOCK_SIZE = 512, 256, 8, 16
 QUICK_FAMILIES = ("GptOssForCausalLM",)
@@ -139,6 +145,10 @@ def in_shape(architecture: str, shape: Mapping[str, Any]) -> dict[str, Any]:
     changed = dict(shape)
     if "kv_lora_rank" in config:
         changed |= {**_LATENT, "num_key_value_heads": shape["num_attention_heads"]}
+    if set(config.get("layer_types") or ()) == {"full_attention"}:
+        changed["layer_types"] = ["full_attention"] * shape["num_hidden_layers"]
+    if config.get("shared_intermediate_size"):
+        changed["shared_intermediate_size"] = shape["intermediate_size"]
     for count in ("num_experts", "num_local_experts", "n_routed_experts"):
         if config.get(count):
             width = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
@@ -205,14 +215,19 @@ def described(architecture: str) -> list[str]:
     return [f"`{architecture}`", ", ".join(formats), ", ".join(OWN_EXECUTORS)]
 
 
-def line_of(architecture: str, row: Row) -> str:
-    """Return a family's line of the table."""
+def cells_of(row: Row) -> list[str]:
+    """Return the cells of what is measured."""
     parities = [f"{one.mean:.1e}, {one.largest:.1e}" for one in (row.float32, row.bfloat16, row.theirs)]
     speeds = [
         "refused" if one is None else f"{one.prefill:,.0f}, {one.decode:,.0f}, {one.decode_8:,.0f}"
         for one in (row.speed, row.their_speed)
     ]
-    return "| " + " | ".join([*described(architecture), *parities, *speeds]) + " |"
+    return [*parities, *speeds]
+
+
+def line_of(architecture: str, cells: list[str]) -> str:
+    """Return a family's line of the table."""
+    return "| " + " | ".join([*described(architecture), *cells]) + " |"
 
 
 def machine() -> str:
@@ -224,12 +239,20 @@ def machine() -> str:
     return f"{model}, {threads} threads, `{choose_instruction_set(processor_flags()).name}`"
 
 
+def read_rows(table: str) -> dict[str, list[str]]:
+    """Return the cells of each row of a table, by the family's name."""
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): row for row in rows}
+
+
 def write(rows: Mapping[str, Row], document: Path) -> None:
-    """Replace the table in the document."""
+    """Replace the table in the document; families that were not measured keep their numbers."""
     before, _, rest = document.read_text("utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    measured = f"Measured on {datetime.datetime.now(datetime.UTC).date()} on: {machine()}."
-    lines = [HEADER, *(line_of(architecture, row) for architecture, row in rows.items())]
+    table, _, after = rest.partition(END)
+    cells = {name: row[NUM_DESCRIBED:] for name, row in read_rows(table).items() if name in FAMILIES}
+    cells |= {name: cells_of(row) for name, row in rows.items()}
+    measured = f"Measured on {datetime.datetime.now(datetime.UTC).date()} or before on: {machine()}."
+    lines = [HEADER, *(line_of(name, cells[name]) for name in sorted(cells))]
     document.write_text("\n".join([before + BEGIN, measured, "", *lines, "", END]) + after, "utf-8")
 
 
@@ -240,8 +263,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="replace the table in docs/operate/models.md")
     parser.add_argument("--families", nargs="+", choices=sorted(FAMILIES), default=sorted(FAMILIES))
     arguments = parser.parse_args()
-    if arguments.write and (arguments.quick or set(arguments.families) != FAMILIES.keys()):
-        parser.error("--write needs all families, measured in full")
+    if arguments.write and arguments.quick:
+        parser.error("--write is not for numbers of --quick")
     families = QUICK_FAMILIES if arguments.quick else arguments.families
     rows = {one: measure(one, {**SHAPE, **TINY} if arguments.quick else SHAPE) for one in families}
     if arguments.write:
@@ -249,7 +272,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": {name: attrs.asdict(row) for name, row in rows.items()}}))
         return
-    print("\n".join([machine(), HEADER, *(line_of(name, row) for name, row in rows.items())]))
+    print("\n".join([machine(), HEADER, *(line_of(name, cells_of(row)) for name, row in rows.items())]))
 
 
 if __name__ == "__main__":

@@ -8,102 +8,15 @@ What must always hold: a key that changes what is computed is part of the result
 
 from __future__ import annotations
 
-import logging
-import re
 import struct
 from typing import Any
 
 from .gguf_ends import find_ends
 from .gguf_file import GgufFile, shown
+from .gguf_keys import Keys, shortest
+from .gguf_specifics import ARCHITECTURES, LAYER_NORM_EPS, PARTLY_ROTATED, read_specifics
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "gpt-oss": "GptOssForCausalLM",
-}
-_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B models, whose scores are divided by the root of hidden size over heads, as llama.cpp knows them."""
-_EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.scale": (0.0,),
-    "attention.shared_kv_layers": (0,),
-    "embedding_scale": (0.0, 1.0),
-    "expert_count": (0,),
-    "expert_gating_func": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_used_count": (0,),
-    "expert_weights_norm": (True,),
-    "expert_weights_scale": (0.0, 1.0),
-    "leading_dense_block_count": (0,),
-    "logit_scale": (0.0, 1.0),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0.0, 1.0),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
-    "use_parallel_residual": (False,),
-}
-"""Keys that change what is computed, by the values that do not."""
-_DENSE = re.compile(r"blk\.(\d{1,6})\.ffn_gate\.weight")
 _SAMPLING = {"top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "temp": "temperature"}
-
-_MAX_LISTED = 20
-"""Of unknown keys in the log."""
-
-_log = logging.getLogger(__name__)
-
-
-class _Keys:
-    """The keys of the file's architecture, by what follows it in their names."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self._prefix = f"{architecture}."
-        self._keys = {
-            name.removeprefix(self._prefix): value for name, value in file.keys.items() if name.startswith(self._prefix)
-        }
-        self._read: set[str] = set()
-
-    def take(self, name: str, default: Any = None) -> Any:
-        self._read.add(name)
-        return self._keys.get(name, default)
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        value = self.take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"key '{self._prefix}{name}' is {shown(value)}, must be one integer")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self.take(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"key '{self._prefix}{name}' is {shown(value)}, must be a number")
-        return _shortest(value)
-
-    def refuse_others(self) -> None:
-        """Raises ValueError for a key that was not read and changes what is computed."""
-        others = sorted(self._keys.keys() - self._read)
-        for name in others:
-            if name in _NEUTRAL and self._keys[name] not in _NEUTRAL[name]:
-                raise ValueError(f"key '{self._prefix}{name}' {shown(self._keys[name])} is not supported")
-        unknown = [f"{self._prefix}{name}" for name in others if name not in _NEUTRAL and name != "vocab_size"]
-        if unknown:
-            _log.warning("ignoring keys: %s", ", ".join(unknown[:_MAX_LISTED]))
-
-
-def architectures_of(family: str) -> list[str]:
-    """Return the names that a family of `models/` has in GGUF files; Mistral's files say `llama`."""
-    family = "LlamaForCausalLM" if family == "MistralForCausalLM" else family
-    return [name for name, of_family in ARCHITECTURES.items() if of_family == family]
 
 
 def make_config(file: GgufFile) -> dict[str, Any]:
@@ -117,14 +30,12 @@ def make_config(file: GgufFile) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ValueError("it lacks tensor token_embd.weight")
-    keys = _Keys(file, architecture)
+    keys = Keys(file, architecture)
     num_heads = keys.whole("attention.head_count")
     hidden_size = keys.whole("embedding_length")
     if min(num_heads, hidden_size) < 1:
         raise ValueError(f"key '{architecture}.attention.head_count' or '{architecture}.embedding_length' is below 1")
-    head_dim = keys.whole("attention.key_length", hidden_size // num_heads)
-    if keys.whole("attention.value_length", head_dim) != head_dim:
-        raise ValueError(f"key '{architecture}.attention.value_length' differs from attention.key_length")
+    head_dim = _head_dim(keys, architecture, hidden_size // num_heads)
     config = {
         "architectures": [ARCHITECTURES[architecture]],
         "dtype": "float32" if all(tensor.type == "F32" for tensor in file.tensors.values()) else "bfloat16",
@@ -135,13 +46,13 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.whole("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        **_epsilon(keys, architecture),
         "max_position_embeddings": keys.whole("context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **_token_ids(file),
     }
     config |= _rope(file, keys, config, architecture)
-    config |= _specifics(file, keys, config, architecture)
+    config |= read_specifics(file, keys, config, architecture)
     keys.refuse_others()
     return config
 
@@ -149,7 +60,7 @@ def make_config(file: GgufFile) -> dict[str, Any]:
 def make_generation_config(file: GgufFile) -> dict[str, Any]:
     """Return the `generation_config.json` of a file."""
     suggested = {ours: file.keys.get(f"general.sampling.{theirs}") for theirs, ours in _SAMPLING.items()}
-    sampling = {name: _shortest(value) for name, value in suggested.items() if isinstance(value, int | float)}
+    sampling = {name: shortest(value) for name, value in suggested.items() if isinstance(value, int | float)}
     return {**_token_ids(file), **sampling}
 
 
@@ -160,58 +71,27 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _specifics(file: GgufFile, keys: _Keys, config: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """Return the entries that only this architecture has."""
-    window = keys.take("attention.sliding_window") or None
-    if architecture.startswith("gemma"):
-        return _gemma(keys, config, architecture, window)
-    if architecture == "phi3":
-        return {"sliding_window": window}
-    if architecture == "qwen3moe":
-        experts = {ours: keys.whole(theirs) for theirs, ours in _EXPERTS.items()}
-        dense = [int(found[1]) for name in file.tensors if (found := _DENSE.fullmatch(name))]
-        return {**experts, "norm_topk_prob": True, "mlp_only_layers": sorted(dense)}
-    if architecture == "gpt-oss":
-        return {
-            "num_local_experts": keys.whole("expert_count"),
-            "num_experts_per_tok": keys.whole("expert_used_count"),
-            "intermediate_size": keys.whole("expert_feed_forward_length"),
-            "sliding_window": window,
-        }
-    if architecture == "llama":
-        if window is not None:
-            return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
-        return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
-    if window is not None:
-        raise ValueError(f"key '{architecture}.attention.sliding_window' {window} is not supported")
-    return {"attention_bias": True} if architecture == "qwen3" and "blk.0.attn_q.bias" in file.tensors else {}
+def _head_dim(keys: Keys, architecture: str, usual: int) -> int:
+    """Return the elements of a head, or of latent attention those of a key that are rotated."""
+    if architecture == "deepseek2":
+        return keys.whole("rope.dimension_count")
+    head_dim = keys.whole("attention.key_length", usual)
+    if keys.whole("attention.value_length", head_dim) != head_dim:
+        raise ValueError(f"key '{architecture}.attention.value_length' differs from attention.key_length")
+    return head_dim
 
 
-def _gemma(keys: _Keys, config: dict[str, Any], architecture: str, window: int | None) -> dict[str, Any]:
-    is_largest = config["num_hidden_layers"] == _LARGEST_GEMMA[architecture]
-    pattern = keys.take("attention.sliding_window_pattern")
-    found: dict[str, Any] = {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": window,
-        "query_pre_attn_scalar": (
-            config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
-        ),
-        "final_logit_softcapping": keys.take("final_logit_softcapping"),
-    }
-    if architecture == "gemma2":
-        found["attn_logit_softcapping"] = keys.take("attn_logit_softcapping")
-    if isinstance(pattern, list):
-        found["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
-    elif pattern is not None and architecture == "gemma3":
-        found["sliding_window_pattern"] = pattern
-    return found
+def _epsilon(keys: Keys, architecture: str) -> dict[str, Any]:
+    if architecture in LAYER_NORM_EPS:
+        return {LAYER_NORM_EPS[architecture]: keys.number("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
-def _rope(file: GgufFile, keys: _Keys, config: dict[str, Any], architecture: str) -> dict[str, Any]:
+def _rope(file: GgufFile, keys: Keys, config: dict[str, Any], architecture: str) -> dict[str, Any]:
     """Return the entries of the rotary embedding."""
     head_dim, longest = config["head_dim"], config["max_position_embeddings"]
     width = keys.whole("rope.dimension_count", head_dim)
-    if width != head_dim and architecture != "phi3":
+    if width != head_dim and architecture not in PARTLY_ROTATED:
         raise ValueError(f"key '{architecture}.rope.dimension_count' is {width}, only {head_dim} is supported")
     theta = keys.number("rope.freq_base", 1e6 if architecture == "gemma3" else 10_000.0)
     original = keys.whole("rope.scaling.original_context_length", longest)
@@ -253,7 +133,7 @@ def _rope(file: GgufFile, keys: _Keys, config: dict[str, Any], architecture: str
         raise ValueError(f"key '{architecture}.rope.scaling.type' is {shown(kind)}, which is not supported")
     if short is None and attention_factor != 1.0:
         raise ValueError(f"key '{architecture}.rope.scaling.attn_factor' {attention_factor} is not supported")
-    if width != head_dim:
+    if architecture in PARTLY_ROTATED:
         rope["partial_rotary_factor"] = width / head_dim
     if architecture == "gemma3":
         local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10_000.0)}
@@ -271,19 +151,4 @@ def _factors(file: GgufFile, name: str) -> list[float] | None:
     with tensor.path.open("rb") as opened:
         opened.seek(tensor.start)
         read = opened.read(tensor.end - tensor.start)
-    return [_shortest(number) for number in struct.unpack(f"<{tensor.shape[0]}f", read)]
-
-
-def _shortest(value: float) -> float:
-    """Return the number with the fewest digits that is the same float32: the one that was written."""
-    if isinstance(value, int):
-        return value
-    shorter = (float(f"{value:.{digits}g}") for digits in (7, 8))
-    return next((number for number in shorter if _as_float32(number) == value), value)
-
-
-def _as_float32(number: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", number))[0])
-    except OverflowError:
-        return number
+    return [shortest(number) for number in struct.unpack(f"<{tensor.shape[0]}f", read)]

@@ -15,6 +15,7 @@ FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_l
 _GLOBAL = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
 }
 _OF_LAYER = {
@@ -31,6 +32,9 @@ _OF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
@@ -39,43 +43,93 @@ _GEMMA = {
 }
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks": "self_attn.sinks",
     "ffn_gate_inp": "mlp.router",
+}
+_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_DEEPSEEK = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_QWEN2_MOE = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _BY_ARCHITECTURE = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "gpt-oss": _GPT_OSS,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "deepseek2": _DEEPSEEK,
+    "glm4": _GLM4,
+    "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
+    "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+    "olmo2": _AFTER,
+    "qwen2moe": _QWEN2_MOE,
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
 }
+_WHOLE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "exp_probs_b.weight": "mlp.gate.e_score_correction_bias",
+}
+"""Tensors that are no weights or biases of a module."""
+_EXPERTS_OF = {"granitemoe": "block_sparse_moe"}
+"""What the experts are in, if it is not `mlp`."""
 _STACKED = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 """Matrices of all experts of a layer in one tensor, and their biases."""
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+_LATENT = re.compile(r"blk\.(\d+)\.attn_([kv])_b\.weight")
+_PREDICTING = re.compile(r"blk\.(\d+)\.(nextn\..+)")
+"""Of layers for multi-token prediction, which no model reads."""
 
 
 def rename(name: str, architecture: str) -> str:
     """Return the name that a model uses for a tensor; its own if there is none."""
     found = _LAYER.fullmatch(name)
     if found is None:
-        return _GLOBAL.get(name, name)
+        predicting = _PREDICTING.fullmatch(name)
+        return _GLOBAL.get(name, name) if predicting is None else "model.layers.{}.{}".format(*predicting.groups())
     layer, part, kind = found.groups()
+    if (whole := _WHOLE.get(f"{part}.{kind}")) is not None:
+        return f"model.layers.{layer}.{whole}"
     part = (_OF_LAYER | _BY_ARCHITECTURE.get(architecture, {})).get(part, "")
-    if part.endswith("sinks"):
-        return f"model.layers.{layer}.{part}"
     return f"model.layers.{layer}.{part}.{kind}" if part else name
 
 
-def rename_stacked(name: str, num_experts: int) -> list[str]:
+def rename_stacked(name: str, num_experts: int, architecture: str) -> list[str]:
     """Return the names of the experts' matrices or biases that a tensor holds, none if it holds something else."""
     found = _LAYER.fullmatch(name)
     if found is None or found[2] not in _STACKED:
         return []
-    prefix = f"model.layers.{found[1]}.mlp.experts"
+    prefix = f"model.layers.{found[1]}.{_EXPERTS_OF.get(architecture, 'mlp')}.experts"
     return [f"{prefix}.{expert}.{_STACKED[found[2]]}.{found[3]}" for expert in range(num_experts)]
 
 
-def rotated_heads(name: str) -> str | None:
-    """Return the key of the number of heads whose rows llama.cpp rearranges for Llama; None if it leaves them alone."""
+def latent_part(name: str) -> tuple[str, str] | None:
+    """Return the name of the matrix that makes keys and values of latents, and which of them a tensor makes: k or v.
+
+    None: it is another tensor.
+    """
+    found = _LATENT.fullmatch(name)
+    return None if found is None else (f"model.layers.{found[1]}.self_attn.kv_b_proj.weight", found[2])
+
+
+def rotated_heads(name: str, architecture: str) -> str | None:
+    """Return the key of the number of heads whose rows llama.cpp rearranges; None if it leaves them alone."""
+    if architecture not in ("llama", "granite", "granitemoe"):
+        return None
     found = _LAYER.fullmatch(name)
     kinds = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
     return None if found is None else kinds.get(found[2])

@@ -27,12 +27,20 @@ _TEKKEN = (
 )
 
 
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
 @attrs.frozen
 class Splitting:
     """How text is split before merges apply."""
 
     pattern: str | None
     """None: as GPT-2."""
+    before: tuple[str, ...] = ()
+    """Patterns that text is split by before, one after the other."""
     is_nfc: bool = False
     each_digit: bool = False
     ignore_merges: bool = False
@@ -49,6 +57,10 @@ _GPT4O = Splitting(_O200K)
 _TEKKEN_SPLITTING = Splitting(_TEKKEN, ignore_merges=True, adds_bos=True)
 _QWEN2 = Splitting(_QWEN, is_nfc=True)
 _LIKE_QWEN2 = Splitting(_QWEN)
+_DEEPSEEK3_SPLITTING = Splitting(_DEEPSEEK3, before=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"))
+_DEEPSEEK_CODER = Splitting(
+    r"\p{N}", before=("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+")
+)
 
 _NAMES = {
     "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4": _GPT2,
@@ -59,6 +71,8 @@ _NAMES = {
     "gpt-4o llama4 kanana2 talkie minimax-m2": _GPT4O,
     "tekken": _TEKKEN_SPLITTING,
     "qwen2 deepseek-r1-qwen f2llmv2": _QWEN2,
+    "deepseek-v3 hunyuan-dense": _DEEPSEEK3_SPLITTING,
+    "deepseek-coder": _DEEPSEEK_CODER,
     "kormo megrez stablelm2 hunyuan solar-open grok-2": _LIKE_QWEN2,
 }
 """By the pattern. Those of Qwen's own tokenizers normalize text, which llama.cpp leaves to its caller."""

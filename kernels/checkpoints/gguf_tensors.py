@@ -1,8 +1,9 @@
 """Reading the tensors of a GGUF file by the names and in the order of rows that models use.
 
 `weights.py` calls `open_gguf` for a folder that `gguf_folder.py` has made. Three things differ from other checkpoints:
-for Llama, llama.cpp stores the rows of query and key heads in the order of its own rotary embedding; for Gemma it adds
-1 to the weights of norms, as the model does; and all experts of a layer are in one tensor.
+for Llama and Granite, llama.cpp stores the rows of query and key heads in the order of its own rotary embedding; for
+Gemma it adds 1 to the weights of norms, as the model does; and all experts of a layer are in one tensor. What makes
+keys and values of latents is in two (`gguf_latents.py`).
 
 What must always hold: the rows of a tensor are those of the checkpoint that the file was made from, quantized or not.
 """
@@ -17,7 +18,8 @@ import torch
 
 from .files import MappedFiles, StoredTensor
 from .gguf_file import BLOCKS, GgufFile, GgufTensor, shown
-from .gguf_names import FREQUENCIES, rename, rename_stacked, rotated_heads
+from .gguf_latents import LatentMatrix
+from .gguf_names import FREQUENCIES, latent_part, rename, rename_stacked, rotated_heads
 from .gguf_parts import read_gguf_model
 from .gguf_types import DECODERS
 from .quantized import QuantizedLayout, QuantizedRows
@@ -82,11 +84,18 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
     architecture = str(file.keys.get("general.architecture"))
     stored: dict[str, StoredTensor] = {}
     matrices: dict[str, StoredMatrix] = {}
+    latents: dict[str, dict[str, GgufTensor]] = {}
     for tensor in file.tensors.values():
         if tensor.name in FREQUENCIES:
             continue
+        if (latent := latent_part(tensor.name)) is not None:
+            name, part = latent
+            latents.setdefault(name, {})[part] = tensor
+            continue
         num_dimensions = 2 if tensor.name.endswith(".bias") else 3
-        experts = rename_stacked(tensor.name, tensor.shape[0]) if len(tensor.shape) == num_dimensions else []
+        experts = (
+            rename_stacked(tensor.name, tensor.shape[0], architecture) if len(tensor.shape) == num_dimensions else []
+        )
         if experts and num_dimensions == 2 and tensor.type in DECODERS:
             raise ValueError(f"tensor {tensor.name} is {tensor.type}, must be plain numbers")
         if experts:
@@ -98,7 +107,9 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
         num_heads = _num_heads(file, architecture, tensor)
         subtrahend = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
         if tensor.type not in DECODERS and num_heads is None and not subtrahend:
-            stored[name] = StoredTensor(name, tensor.path, tensor.type, tensor.shape, tensor.start, tensor.end)
+            # a score of one row
+            shape = (1, *tensor.shape) if name.endswith("_gate.weight") and len(tensor.shape) == 1 else tensor.shape
+            stored[name] = StoredTensor(name, tensor.path, tensor.type, shape, tensor.start, tensor.end)
             continue
         if len(tensor.shape) > 2 or (tensor.type in DECODERS and len(tensor.shape) != 2):
             raise ValueError(f"tensor {tensor.name} of {tensor.type} has shape {tensor.shape}, must be a matrix")
@@ -107,6 +118,14 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
         matrices[name] = GgufMatrix(
             shape=tensor.shape, type=tensor.type, raw=raw, num_heads=num_heads, subtrahend=subtrahend
         )
+    for name, parts in latents.items():
+        if parts.keys() != {"k", "v"}:
+            raise ValueError(
+                f"it has only one of the tensors that {name} is made of: {next(iter(parts.values())).name}"
+            )
+        raws = {part: _raw(tensor) for part, tensor in parts.items()}
+        stored |= {raw.name: raw for raw in raws.values()}
+        matrices[name] = LatentMatrix.of(parts["k"], parts["v"], raws["k"], raws["v"])
     return stored, matrices
 
 
@@ -127,7 +146,7 @@ def _expert(tensor: GgufTensor, raw: StoredTensor, index: int) -> GgufMatrix:
 
 
 def _num_heads(file: GgufFile, architecture: str, tensor: GgufTensor) -> int | None:
-    key = rotated_heads(tensor.name) if architecture == "llama" else None
+    key = rotated_heads(tensor.name, architecture)
     if key is None:
         return None
     num_heads = file.keys.get(f"{architecture}.{key}", file.keys.get(f"{architecture}.attention.head_count"))

@@ -84,8 +84,8 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> dict[str, Any]:
     if splitting.each_digit:
         steps.insert(0, {"type": "Digits", "individual_digits": True})
     if splitting.pattern:
-        split = {"pattern": {"Regex": splitting.pattern}, "behavior": "Isolated", "invert": False}
-        steps.insert(0, {"type": "Split", **split})
+        isolated = {"type": "Split", "behavior": "Isolated", "invert": False}
+        steps = [{**isolated, "pattern": {"Regex": one}} for one in (*splitting.before, splitting.pattern)] + steps
     merges = []
     for merge in _strings(file, "tokenizer.ggml.merges"):
         pair = merge.split(" ")

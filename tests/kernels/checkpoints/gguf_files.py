@@ -36,7 +36,31 @@ _PARTS = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "self_attn": "attn_sinks",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    **{
+        f"mlp.{shared}.{part}_proj": f"ffn_{part}_shexp"
+        for shared in ("shared_expert", "shared_experts")
+        for part in ("gate", "up", "down")
+    },
 }
+_POST = {"post_attention_layernorm": "post_attention_norm"}
+_OTHER_NORMS = {
+    "gpt-oss": _POST,
+    "glm4moe": _POST,
+    "seed_oss": _POST,
+    "olmo2": {**_POST, "post_feedforward_layernorm": "post_ffw_norm"},
+    "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
+}
+_ROTATED_OTHERWISE = ("llama", "granite", "granitemoe")
 _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -49,9 +73,16 @@ def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors with those of each expert of gpt-oss by a name of its own."""
+    """Return tensors with those of each expert of gpt-oss and Granite by a name of its own."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
+        if ".block_sparse_moe." in name and tensor.dim() == 3:
+            prefix, _, kind = name.partition("_linear.weight")[0].rpartition(".")
+            names = ("gate_proj", "up_proj") if kind == "input" else ("down_proj",)
+            for expert, rows in enumerate(tensor):
+                for part, some in zip(names, rows.chunk(len(names)), strict=True):
+                    found[f"{prefix}.experts.{expert}.{part}.weight"] = some.contiguous()
+            continue
         prefix, is_expert, kind = name.partition(".mlp.experts.")
         if not is_expert or kind[0].isdigit():
             found[name] = tensor
@@ -90,10 +121,15 @@ def write_gguf(
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    centred = config.get("layer_norm_eps", config.get("norm_epsilon"))
+    if centred is None:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(centred)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if architecture != "deepseek2":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_rope_freq_base(float(config.get("rope_theta") or 10_000.0))
     extra_tensors = {name: value for name, value in (keys or {}).items() if isinstance(value, np.ndarray)}
     for name, value in (keys or {}).items():
@@ -104,7 +140,9 @@ def write_gguf(
         _add_plain_tokenizer(writer, config["vocab_size"])
     else:
         add_tokenizer(writer, tokenizer, pre)
-    held = _add_tensors(writer, architecture, config, apart(load_tensors(checkpoint)), types or {})
+    splits = "attention.key_length_mla" in (keys or {})
+    tensors = apart(load_tensors(checkpoint))
+    held = _add_tensors(writer, architecture, config, tensors, types or {}, splits_latents=splits)
     for name, value in extra_tensors.items():
         writer.add_tensor(name, value)
     writer.write_header_to_file()
@@ -169,12 +207,16 @@ def _add_tensors(
     config: dict[str, Any],
     tensors: dict[str, torch.Tensor],
     types: dict[str, str],
+    *,
+    splits_latents: bool,
 ) -> dict[str, np.ndarray[Any, Any]]:
     held: dict[str, np.ndarray[Any, Any]] = {}
     stacked: dict[str, list[str]] = {}
     for name in tensors:
         if ".experts." in name:
-            layer, _, rest = name.removeprefix("model.layers.").partition(".mlp.experts.")
+            layer, _, rest = (
+                name.removeprefix("model.layers.").replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
+            )
             part = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}[rest.split(".")[1]]
             stacked.setdefault(f"blk.{layer}.ffn_{part}_exps.{rest.split('.')[2]}", []).append(name)
     for name, names in stacked.items():
@@ -190,14 +232,31 @@ def _add_tensors(
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(
             name.split(".")[-2]
         )
-        if architecture == "llama" and heads is not None:
+        if architecture in _ROTATED_OTHERWISE and heads is not None:
             # rotary pairs beside each other: the two halves of a head are interleaved
             numbers = numbers.reshape(heads, 2, -1, *numbers.shape[1:]).swapaxes(1, 2).reshape(numbers.shape)
+        if name.endswith("shared_expert_gate.weight"):
+            numbers = numbers[0]
+        if name.endswith("kv_b_proj.weight") and splits_latents:
+            held[name] = numbers
+            _add_latents(writer, name, numbers, config)
+            continue
         read = _add(writer, _rename(name, architecture), numbers, types, name)
-        if architecture == "llama" and heads is not None:
+        if name.endswith("shared_expert_gate.weight"):
+            read = read[None]
+        if architecture in _ROTATED_OTHERWISE and heads is not None:
             read = read.reshape(heads, -1, 2, *read.shape[1:]).swapaxes(1, 2).reshape(read.shape)
         held[name] = read - 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else read
     return held
+
+
+def _add_latents(writer: gguf.GGUFWriter, name: str, numbers: np.ndarray[Any, Any], config: dict[str, Any]) -> None:
+    """Add what makes keys and values of latents as two tensors, that of keys transposed."""
+    layer = name.split(".")[2]
+    heads = numbers.reshape(config["num_attention_heads"], -1, numbers.shape[1])
+    keys, values = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+    writer.add_tensor(f"blk.{layer}.attn_k_b.weight", np.ascontiguousarray(keys.swapaxes(1, 2)))
+    writer.add_tensor(f"blk.{layer}.attn_v_b.weight", np.ascontiguousarray(values))
 
 
 def _add(
@@ -218,9 +277,11 @@ def _rename(name: str, architecture: str) -> str:
     }
     if name in top:
         return top[name]
+    if name == "model.norm.bias":
+        return "output_norm.bias"
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, kind = rest.rpartition(".")
-    parts = _PARTS | (_GEMMA if architecture.startswith("gemma") else {})
-    if architecture == "gpt-oss":
-        parts["post_attention_layernorm"] = "post_attention_norm"
+    if rest == "mlp.gate.e_score_correction_bias":
+        return f"blk.{layer}.exp_probs_b.bias"
+    parts = _PARTS | (_GEMMA if architecture.startswith("gemma") else _OTHER_NORMS.get(architecture, {}))
     return f"blk.{layer}.{parts[part]}.{kind.replace('sinks', 'weight')}"

@@ -31,6 +31,37 @@ from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, s
 from tests.tiny import TINY
 
 _LLAMA3_FACTORS = np.array([1.0, 1.0, 1.0, 1.0, 1.5, 4.0, 8.0, 8.0], dtype=np.float32)
+_EXPERTS_OF_LATENT = {
+    "rope.dimension_count": 16,
+    "attention.kv_lora_rank": 48,
+    "expert_feed_forward_length": 40,
+    "expert_shared_count": 2,
+}
+_LATENT: dict[str, Any] = {
+    **_EXPERTS_OF_LATENT,
+    "attention.key_length": 64,
+    "attention.value_length": 48,
+    "expert_count": 6,
+    "expert_used_count": 3,
+    "leading_dense_block_count": 1,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 0.5,
+    "rope.scaling.yarn_log_multiplier": 0.0707,
+}
+_OLDER_LATENT: dict[str, Any] = {
+    **_EXPERTS_OF_LATENT,
+    "attention.key_length": 40,
+    "attention.value_length": 40,
+    "expert_count": 8,
+    "expert_used_count": 5,
+    "expert_group_count": 4,
+    "expert_group_used_count": 3,
+    "expert_weights_scale": 1.25,
+    "leading_dense_block_count": 0,
+}
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen3-tied": ("qwen3", {}),
@@ -88,6 +119,67 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi4": ("phi3", {"rope.freq_base": 250_000.0, "rope.dimension_count": 24}),
+    "cohere2": ("cohere2", {"attention.sliding_window": 50, "logit_scale": 0.5, "attention.sliding_window_pattern": 2}),
+    "stablelm": ("stablelm", {"rope.dimension_count": 8, "use_parallel_residual": True}),
+    "stablelm-parallel": ("stablelm", {"rope.dimension_count": 4}),
+    "starcoder2": ("starcoder2", {"attention.sliding_window": 60}),
+    "granite": (
+        "granite",
+        {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 3.0},
+    ),
+    "granite-moe": (
+        "granitemoe",
+        {
+            "expert_count": 6,
+            "expert_used_count": 4,
+            "attention.scale": 0.1,
+            "embedding_scale": 8.0,
+            "residual_scale": 0.22,
+            "logit_scale": 2.0,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo2",
+        {
+            "attention.sliding_window": 40,
+            "attention.sliding_window_pattern": [True, False],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.yarn_beta_fast": 16.0,
+            "rope.scaling.yarn_beta_slow": 0.5,
+        },
+    ),
+    "olmoe": ("olmoe", {"expert_count": 7, "expert_used_count": 6}),
+    "seed-oss": ("seed_oss", {}),
+    "glm4": ("glm4", {"rope.dimension_count": 8}),
+    "glm4-moe": (
+        "glm4moe",
+        {
+            "rope.dimension_count": 8,
+            "expert_count": 6,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 40,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 0.75,
+            "expert_weights_norm": True,
+            "leading_dense_block_count": 1,
+            "nextn_predict_layers": 0,
+        },
+    ),
+    "qwen2-moe": (
+        "qwen2moe",
+        {
+            "expert_count": 5,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 40,
+            "expert_shared_feed_forward_length": 56,
+        },
+    ),
+    "deepseek-v2-lite": ("deepseek2", {**_LATENT, "attention.key_length_mla": 40, "attention.value_length_mla": 40}),
+    "deepseek-v2": ("deepseek2", {**_OLDER_LATENT, "attention.q_lora_rank": 40}),
 }
 
 
@@ -120,6 +212,10 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
         assert found.rope.scaling.attention_factor == pytest.approx(expected.rope.scaling.attention_factor, rel=1e-6)
         rope = attrs.evolve(found.rope, scaling=expected.rope.scaling)
         found = attrs.evolve(found, rope=rope, local_rope=rope)
+    if name == "olmoe":  # no file says that weights of experts are normalised
+        expected = attrs.evolve(expected, moe=attrs.evolve(expected.moe, normalise=False))
+    if name == "qwen2-moe":  # nor which layers have windows
+        expected = attrs.evolve(expected, windows=(None, None))
     if name == "gpt-oss":  # whose limit is not the published one
         expected = attrs.evolve(expected, moe=attrs.evolve(expected.moe, clamp=SwigluClamp(1.702, 7.0)))
     assert found == expected
@@ -265,6 +361,7 @@ def test_keys_are_read_without_torch() -> None:
         ({"rope.dimension_count": 4}, "llama.rope.dimension_count"),
         ({"rope.scaling.type": "dynamic"}, "llama.rope.scaling.type"),
         ({"expert_count": 8}, "llama.expert_count"),
+        ({"expert_shared_feed_forward_length": 8}, "llama.expert_shared_feed_forward_length"),
         ({"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv"),
         ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token"),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from quipu.kernels.checkpoints.gguf_file import GgufFile
 from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
@@ -100,6 +100,7 @@ _OTHER_NAMES = {
     "gpt-2": "phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum exaone4 modern-bert mpt olmo jais",
     "jais": "trillion granite-docling",
     "smollm": "starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    "deepseek-v3": "hunyuan-dense",
     "gpt-4o": "llama4 kanana2 talkie minimax-m2",
 }
 
@@ -282,3 +283,19 @@ def test_splitting_of_tekken() -> None:
     pattern = SPLITTING["tekken"].pattern
     assert pattern is not None
     assert regex.findall(pattern, "don't STOP2024 now/\n") == ["don", "'t", " STOP", "2", "0", "2", "4", " now", "/\n"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("deepseek-v3", ["don", "'t", " stop", " ", "202", "4", "\u5e74", "x", " ...\n", ".b"]),
+        ("deepseek-coder", ["don", "'", "t", " stop", " ", "2", "0", "2", "4", "\u5e74", "x", " ...", "\n", ".", "b"]),
+    ],
+)
+def test_splitting_of_deepseek(pre: str, pieces: list[str]) -> None:
+    """Split by one pattern after the other, what lies between the matches of one by the next."""
+    steps = make_tokenizer(keys_of(["a", "b", "ab"], pre=pre))["pre_tokenizer"]["pretokenizers"]
+    patterns = [one["pattern"]["Regex"] for one in steps[:-1]]
+    splits = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(one), "isolated") for one in patterns])
+    text = "don't stop 2024\u5e74x ...\n.b"
+    assert [piece for piece, _ in splits.pre_tokenize_str(text)] == pieces
