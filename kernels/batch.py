@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from .step_types import RowSampling, Scores
+from .step_types import PromptImage, RowSampling, Scores
 
 if TYPE_CHECKING:
     from .logit_processors import Processing
@@ -60,6 +60,21 @@ class StepBatch:
     copies: Sequence[tuple[int, int]] = ()
     """Physical blocks to copy before the pass, from the first of each pair to the second. All are read before any is
     written: one pair may overwrite the source of another."""
+    images: Sequence[ImageTokens] = ()
+    """Tokens that stand for images. Only for backends that read images."""
+
+
+@attrs.frozen(eq=False)
+class ImageTokens:
+    """The tokens of a pass that stand for one image, or for a part of it."""
+
+    image: PromptImage
+    first: int
+    """Which of the image's placeholders the first one is."""
+    row: int
+    offset: int
+    """Index of the first one among the row's tokens."""
+    count: int
 
 
 @attrs.frozen

@@ -76,6 +76,7 @@ class ExpandedBatch:
             pooling=None if original.pooling is None else _expand_pooling(original, original.pooling, drafts, row_at),
             adapters=None if original.adapters is None else repeated(original.adapters),
             copies=original.copies,
+            images=[attrs.evolve(part, row=row_at[part.row]) for part in original.images],
         )
         return cls(drafts, original, batch, row_at)
 

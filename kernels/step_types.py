@@ -26,6 +26,27 @@ class SequenceKind(StrEnum):
     """How well a document answers a query, which are its prompt; or a vector for that. Nothing is drawn."""
 
 
+@attrs.frozen(eq=False)
+class PromptImage:
+    """An image in a prompt, as the model wants it."""
+
+    digest: bytes
+    """Of its pixels and their arrangement: what equal images share."""
+    pixels: bytes
+    """Red, green and blue of each pixel, row by row from the top."""
+    height: int
+    width: int
+    num_tokens: int
+    """Placeholders that stand for it in the prompt, one after the other."""
+    start: int = 0
+    """Position of the first of them."""
+
+    @property
+    def end(self) -> int:
+        """Return the position after the last of them."""
+        return self.start + self.num_tokens
+
+
 @attrs.frozen
 class RowSampling:
     """How one sequence's tokens are drawn; a request's sampling parameters are one. The rows of a sequence share it.

@@ -21,10 +21,17 @@ class SplitModel:
         self.model = model
         self._decoder = model.get_decoder()
 
-    def hidden_states(self, token_ids_1N: torch.Tensor, positions_1N: torch.Tensor) -> HiddenStates:
-        """Run the decoder."""
-        output = self._decoder(input_ids=token_ids_1N, position_ids=positions_1N, use_cache=False)
-        return HiddenStates(self, output)
+    def hidden_states(
+        self, token_ids_1N: torch.Tensor, positions_1N: torch.Tensor, x_1ND: torch.Tensor | None = None
+    ) -> HiddenStates:
+        """Run the decoder. `x_1ND`: what it reads in the place of its own embeddings of the tokens."""
+        read = {"input_ids": token_ids_1N} if x_1ND is None else {"inputs_embeds": x_1ND}
+        return HiddenStates(self, self._decoder(**read, position_ids=positions_1N, use_cache=False))
+
+    def embeddings(self, token_ids_1N: torch.Tensor) -> torch.Tensor:
+        """Return `[1, N, D]`."""
+        x_1ND: torch.Tensor = self.model.get_input_embeddings()(token_ids_1N)
+        return x_1ND
 
     def logits(self, output: Any, x_MD: torch.Tensor) -> torch.Tensor:
         """Return logits `[M, V]` of hidden states, as the model makes them of what its decoder returns."""

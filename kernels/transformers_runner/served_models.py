@@ -11,6 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 _LAYERS = frozenset({"full_attention", "sliding_attention"})
+SEEING = frozenset({"LlavaForConditionalGeneration"})
+"""Architectures whose images are read: all of one size, with causal attention and positions as in text."""
+_TOWERS = frozenset({"clip_vision_model", "siglip_vision_model"})
 _OTHER_INPUTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
 
 
@@ -18,7 +21,13 @@ def check_config(config: Any, named: str, max_model_len: int) -> None:
     """Raises ValueError for a model that is not served. `named`: its architecture."""
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{named} has an encoder: the transformers executor serves decoders only")
-    if any(getattr(config, entry, None) is not None for entry in _OTHER_INPUTS):
+    if named in SEEING:
+        tower = config.vision_config.model_type
+        if tower not in _TOWERS:
+            raise ValueError(
+                f"{named} with {tower} reads images of many sizes, which the transformers executor does not"
+            )
+    elif any(getattr(config, entry, None) is not None for entry in _OTHER_INPUTS):
         raise ValueError(f"{named} reads more than text, which the transformers executor does not serve")
     decoder = config.get_text_config()
     other = sorted(set(map(str, getattr(decoder, "layer_types", None) or ())) - _LAYERS)

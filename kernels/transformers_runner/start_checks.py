@@ -113,12 +113,12 @@ def _in_chunks(
 def _alone(loaded: Loaded, tokens: list[int]) -> torch.Tensor:
     """Return the logits that transformers computes with the model's own attention."""
     model: Any = loaded.model
-    model.set_attn_implementation("eager")
+    loaded.attend_with("eager")
     try:
         ids_1N = torch.tensor([tokens], device=loaded.device)
         logits_NV: torch.Tensor = model(input_ids=ids_1N, use_cache=False).logits[0].to("cpu", torch.float32)
     finally:
-        model.set_attn_implementation(loaded.attention.name)
+        loaded.attend_with(loaded.attention.name)
     return logits_NV
 
 

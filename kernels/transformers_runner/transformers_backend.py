@@ -30,6 +30,7 @@ from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores
 from ..triton.device import CudaDevice
 from .causal_head import HiddenStates, SplitModel
+from .image_tower import ImageTower, Normalization
 from .packed_rows import PackedRows
 from .start_checks import compare, watch
 from .transformers_loading import Loaded, load
@@ -54,6 +55,7 @@ class TransformersBackend(RunsAtOnce):
         self._attention, self._device = loaded.attention, loaded.device
         self._cuda = CudaDevice() if loaded.device.type == "cuda" else None
         self._split = SplitModel(loaded.model)
+        self._tower = ImageTower(loaded.model, Normalization.read(config.model_path)) if loaded.reads_images else None
         kv_dtype = choose_kv_dtype(config.kv_cache_dtype, loaded.dtype)
         block = watch(loaded, self._split, config.block_size, kv_dtype)
         compare(loaded, self._split, block)
@@ -110,8 +112,18 @@ class TransformersBackend(RunsAtOnce):
                 self.cache.copy_blocks(batch.copies)
             rows = PackedRows(batch, self._last_drawn, self.cache.block_size, self._device)
             with self._attention.over(rows, self.cache):
-                hidden = self._split.hidden_states(rows.token_ids_1N, rows.positions_1N)
+                hidden = self._split.hidden_states(rows.token_ids_1N, rows.positions_1N, self._seen(rows, batch))
             yield hidden
+
+    def _seen(self, rows: PackedRows, batch: StepBatch) -> torch.Tensor | None:
+        """Return what the decoder reads where images are in the batch. Raises ValueError if the model reads none."""
+        if not batch.images:
+            return None
+        if self._tower is None:
+            raise ValueError("the model reads no images")
+        x_1ND = self._split.embeddings(rows.token_ids_1N)
+        self._tower.place(x_1ND[0], batch)
+        return x_1ND
 
     def _plan(self, config: BackendConfig, loaded: Loaded, block: BlockShape) -> MemoryPlan:
         """Choose the number of blocks."""

@@ -22,7 +22,7 @@ from ..kv_cache_size import check_weights_fit
 from ..machine import memory
 from ..models.config import read_config
 from .paged_attention import PagedAttention
-from .served_models import check_class, check_config
+from .served_models import SEEING, check_class, check_config
 from .transformers_settings import check_installed, check_settings, dtype_of, settle_environment
 
 _SHOWN_NAMES = 3
@@ -42,6 +42,14 @@ class Loaded:
     """Their format, as `Capabilities.weights`."""
     library: str
     device: torch.device
+
+    @property
+    def reads_images(self) -> bool:
+        return self.named in SEEING
+
+    def attend_with(self, attention: str) -> None:
+        """Change the attention function of the decoder."""
+        self.model.set_attn_implementation({"text_config": attention} if self.reads_images else attention)
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +73,7 @@ def load(config: BackendConfig) -> Loaded:
     attention = PagedAttention()
     dtype: torch.dtype = getattr(torch, dtype_of(config))
     with _words_of_its_own(named, config):
-        model = _make(model_config, "eager", dtype, config, device="meta")
+        model = _make(model_config, "eager", dtype, config, named, device="meta")
     check_class(model, config_json, named)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = _read(config, model_config, attention, dtype, named).eval().requires_grad_(False).to(device)
@@ -90,20 +98,25 @@ def _read_config(config: BackendConfig, named: str) -> Any:
         )
 
 
-def _causal_models() -> Any:
-    """Return what makes models of any architecture; transformers does not type all of it."""
-    from transformers import AutoModelForCausalLM
+def _models_like(named: str) -> Any:
+    """Return what makes models of such architectures; transformers does not type all of it."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForCausalLM
+    return AutoModelForImageTextToText if named in SEEING else AutoModelForCausalLM
 
 
-def _make(model_config: Any, attention: str, dtype: torch.dtype, config: BackendConfig, device: str) -> Any:
+def _for_decoder(attention: str, named: str) -> Any:
+    """Return what transformers is told of an attention function that is the decoder's alone."""
+    return {"": "eager", "text_config": attention, "vision_config": "sdpa"} if named in SEEING else attention
+
+
+def _make(model_config: Any, attention: str, dtype: torch.dtype, config: BackendConfig, named: str, device: str) -> Any:
     """Make the model with random weights, or none of them on the device `meta`."""
     with torch.device(device):
-        return _causal_models().from_config(
+        return _models_like(named).from_config(
             model_config,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=_for_decoder(attention, named),
             trust_remote_code=config.trust_remote_code,
         )
 
@@ -112,17 +125,17 @@ def _read(config: BackendConfig, model_config: Any, attention: PagedAttention, d
     if config.load_format == "dummy":
         torch.manual_seed(0)
         with _words_of_its_own(named, config):
-            return _make(model_config, attention.name, dtype, config, device="cpu")
+            return _make(model_config, attention.name, dtype, config, named, device="cpu")
     num_stored = sum(file.stat().st_size for file in config.model_path.glob("*.safetensors"))
     if num_stored == 0:
         raise ValueError(f"{config.model_path} has no safetensors, which is all that the transformers executor reads")
     check_weights_fit(num_stored, memory(), num_sharing=config.num_sharing, share=config.memory_share)
     with _words_of_its_own(named, config), _shown_progress():
-        model, told = _causal_models().from_pretrained(
+        model, told = _models_like(named).from_pretrained(
             config.model_path,
             config=model_config,
             dtype=dtype,
-            attn_implementation=attention.name,
+            attn_implementation=_for_decoder(attention.name, named),
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
             use_safetensors=True,
