@@ -64,6 +64,7 @@ from .shared.tokenizers_library import load_library
 from .text_workers.chat_pool import ChatPool
 from .text_workers.encode_processes import EncodeProcesses
 from .text_workers.grammar_pool import make_grammar_pool
+from .text_workers.image_pool import ImagePool
 from .text_workers.lanes import Lanes
 from .text_workers.pooled_encoder import PooledEncoder
 from .text_workers.renderer import InlineRenderer, MakeRenderer
@@ -210,15 +211,15 @@ async def open_runtime(
         chat_template = read_template(folder)
         template_text = None if chat_template is None else chat_template.text
         chosen = choose_format(folder, library, template_text, config.tool_call_parser, config.reasoning_parser)
-        desk.info = attrs.evolve(desk.info, output=chosen.output)
+        images = ImagePool.of(folder)
+        desk.info = attrs.evolve(desk.info, output=chosen.output, images=images.format)
         renderer = make_renderer(chat_template, config.chat_template_timeout_s)
         processes = runtime.encode_processes = EncodeProcesses(encoder, library.source) if encode_apart else None
         lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder, processes)
         segments = SegmentCache(config.token_cache_bytes)
         advisor = Advisor(entry_store.explanations.had_reasoning) if config.explain_requests else None
-        has_unknown = library.max_token_id >= config.vocab_size
-        vocab_size = config.vocab_size if has_unknown else None
-        prompt_encoder = PooledEncoder(encoder, decoder, renderer, lanes, segments, vocab_size, advisor)
+        vocab_size = config.vocab_size if library.max_token_id >= config.vocab_size else None
+        prompt_encoder = PooledEncoder(encoder, decoder, renderer, lanes, segments, vocab_size, advisor, images)
         grammars = make_grammar_pool(library.source, config, check_apart=encode_apart)
 
         async def run_tokenizer() -> None:
@@ -240,11 +241,10 @@ async def open_runtime(
             return None if live is None else live.request_id
 
         async def run_detokenizer() -> None:
-            detokenizer = make_detokenizer(text_store, decoder, accounts, sequences.abort, chosen.template)
-            await detokenizer.run(texts)
+            await make_detokenizer(text_store, decoder, accounts, sequences.abort, chosen.template).run(texts)
 
-        await nursery.start(renderer.run)
-        await nursery.start(grammars.run)
+        for pool in (renderer, grammars, images):
+            await nursery.start(pool.run)
         nursery.start_soon(lanes.run)
         keep("tokenizer", run_tokenizer, lambda: job_store.num_handled, job_store.record_death)
         keep("router", run_router, lambda: route_store.num_handled, record_router_death)

@@ -22,12 +22,28 @@ from bench.body_parts import (
     mostly,
 )
 
+IMAGE_DATA = mostly(
+    st.just(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
+    ),  # one pixel
+    st.text("AQab/+=@", max_size=50),
+)
+IMAGE_URL = st.builds("data:image/png;base64,{}".format, IMAGE_DATA) | st.just("https://example.com/a.png")
+SEEN_PART = st.fixed_dictionaries(
+    {
+        "type": st.just("image_url"),
+        "image_url": mostly(
+            st.fixed_dictionaries({"url": mostly(IMAGE_URL, JUNK)}, optional={"detail": st.just("low")}), JUNK
+        ),
+    },
+    optional={**BREAKPOINTS},
+)
 CHAT_MESSAGE = st.fixed_dictionaries(
     {
         "role": mostly(
             st.sampled_from(["user", "assistant", "system", "developer", "tool", "function"]), st.just("nobody")
         ),
-        "content": TEXT | st.lists(PART, min_size=1, max_size=3),
+        "content": TEXT | st.lists(mostly(PART, SEEN_PART), min_size=1, max_size=3),
     },
     optional={
         "name": TEXT,
@@ -66,7 +82,14 @@ BLOCK = st.one_of(
         {"type": st.just("tool_result"), "tool_use_id": ID, "content": TEXT | st.lists(PART, max_size=2)},
         optional={"is_error": st.booleans(), "cache_control": MARK},
     ),
-    st.fixed_dictionaries({"type": st.just("image"), "source": JUNK}),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("image"),
+            "source": mostly(
+                st.fixed_dictionaries({"type": mostly(st.just("base64"), st.just("url")), "data": IMAGE_DATA}), JUNK
+            ),
+        }
+    ),
 )
 ANTHROPIC_MESSAGE = st.fixed_dictionaries(
     {
@@ -93,7 +116,8 @@ ITEM = st.one_of(
                 st.fixed_dictionaries(
                     {"type": mostly(st.sampled_from(["input_text", "output_text"]), st.just("x")), "text": TEXT},
                     optional={**BREAKPOINTS},
-                ),
+                )
+                | st.fixed_dictionaries({"type": st.just("input_image"), "image_url": mostly(IMAGE_URL, JUNK)}),
                 max_size=3,
             ),
         },

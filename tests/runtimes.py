@@ -264,8 +264,11 @@ def _kept_template(source: str, variables: frozenset[tuple[str, str]], tool_sour
     return ChatTemplate(source, dict(variables), tool_source)
 
 
-def kept_template(source: str, variables: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
-    """Return a compiled template, which has no state."""
+def kept_template(
+    source: str, variables: Mapping[str, str], tool_source: str | None, *, lists_parts: bool
+) -> ChatTemplate:
+    """Return a compiled template, which has no state. No checkpoint that is kept reads images."""
+    assert not lists_parts
     return _kept_template(source, frozenset(variables.items()), tool_source)
 
 

@@ -154,7 +154,7 @@ def install_responses_api(app: QuipuApp, desk: Desk, options: AppOptions, door: 
         door.store.num_running = runs.__len__
     install_responses(app, desk, options, ResponseReader(door, runs))
     install_stored_responses(app, options, door, runs)
-    install_conversations(app, door, options.seal)
+    install_conversations(app, door, options.seal, lambda: desk.info.images)
 
 
 def install_reserved_connections(app: QuipuApp) -> None:

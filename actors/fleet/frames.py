@@ -169,7 +169,7 @@ class FrameWriter:
         if isinstance(message, Submit | Abort):
             before = self._prompts.note(message)
             if before is not None and isinstance(message, Submit) and _shares_prompt(message, before):
-                message, number = attrs.evolve(message, prompt_token_ids=[], block_keys=[]), SUBMIT_AGAIN
+                message, number = attrs.evolve(message, prompt_token_ids=[], block_keys=[], images=()), SUBMIT_AGAIN
         elif isinstance(message, StepReport) and _has_one_each(message):
             message, number = msgspec.structs.replace(message, token_sequence_ids=[]), ONE_EACH
         if isinstance(message, WithPrompt) and len(ids := message.prompt_token_ids) > PART_IDS:
@@ -256,8 +256,8 @@ class FrameReader:
             before = self._prompts.last_of(message)
             if before is None:
                 raise Unreadable("a message refers to a prompt that was not sent before")
-            ids, keys = before.prompt_token_ids, before.block_keys
-            message = attrs.evolve(message, prompt_token_ids=ids, block_keys=keys)
+            ids, keys, images = before.prompt_token_ids, before.block_keys, before.images
+            message = attrs.evolve(message, prompt_token_ids=ids, block_keys=keys, images=images)
         if self._parts:
             if not isinstance(message, WithPrompt) or message.prompt_token_ids:
                 raise Unreadable(f"a message of type {number} after parts of a prompt")

@@ -13,6 +13,7 @@ import msgspec
 
 from quipu.kernels.step_types import SequenceKind
 
+from .images import PromptImage
 from .sampling import SamplingParams
 
 
@@ -37,6 +38,7 @@ class Admit(msgspec.Struct, frozen=True, gc=False):
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
     """Digest of the adapter whose weights it is computed with. Empty: the model's own."""
+    images: tuple[PromptImage, ...] = ()
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):

@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from .images import EncodedImage
+
 
 @attrs.frozen
 class Truncation:
@@ -128,6 +130,8 @@ class ChatPrompt:
     """Where the client's messages are in these ones, in order."""
     locates_parts: bool = False
     """Find out which tokens come from which of the parts, which takes another rendering."""
+    images: tuple[EncodedImage, ...] = ()
+    """In the order of their `IMAGE_MARK`s in the contents of messages."""
 
 
 Prompt = TextPrompt | InfillPrompt | TokenPrompt | ChatPrompt

@@ -8,6 +8,7 @@ import msgspec
 from quipu.kernels.step_types import SequenceKind as SequenceKind
 
 from .block_manager import CacheMiss
+from .images import PromptImage
 from .peers import Peer
 from .prompts import Pin
 from .sampling import SamplingParams
@@ -61,6 +62,8 @@ class Submit:
     blocks are lost."""
     num_shared_blocks: int = 0
     """How many leading blocks of the prompt the object store has, as the router believes."""
+    images: tuple[PromptImage, ...] = ()
+    """Those of the prompt, in order; also contained in its keys."""
 
 
 @attrs.frozen

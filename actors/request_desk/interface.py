@@ -20,6 +20,7 @@ from ..config.pooling_config import Task
 from ..messages.accountant import Caller
 from ..messages.explanations import Explanation
 from ..messages.handler import KeepAnswer, LookedUp, PromptRead
+from ..messages.images import ImageFormat
 from ..messages.outcomes import RequestError
 from ..messages.output import OutputFormat
 from ..messages.prompts import PartSpan, Prompt, Truncation
@@ -90,6 +91,8 @@ class ServingInfo:
     task: Task = Task.GENERATE
     """What engines of this server compute."""
     vectors: VectorInfo = attrs.field(factory=VectorInfo)
+    images: ImageFormat | None = None
+    """How the model wants images. None: it reads none."""
     shared: frozenset[str] = frozenset()
     """Models of this server's engines that upstreams serve, too."""
 

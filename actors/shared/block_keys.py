@@ -5,7 +5,8 @@ starting from a root key for everything besides tokens that determines the KV in
 tokenizer computes the keys of prompts, the scheduler those of blocks that decoding fills, and the executor its own for
 its tags; all of them use this module.
 
-What must always hold: two chains share a key only if they share domain, model, layout and every token up to there.
+What must always hold: two chains share a key only if they share domain, model, layout and every token and image up to
+there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
+from ..messages.images import PromptImage
 from .native import IS_COMPILED
 
 KEY_BYTES = 32
@@ -87,3 +89,33 @@ if IS_COMPILED:  # chain_keys is 2.5 times as fast: setting up a hash costs more
     from .native._native import pack_tokens as pack_tokens
 else:
     chain_keys, pack_tokens, key_prefixes = chain_keys_in_python, pack_tokens_in_python, key_prefixes_in_python
+
+
+def chain_image_keys(
+    parent: bytes, token_ids: Sequence[int], block_size: int, images: Sequence[PromptImage], start: int
+) -> list[bytes]:
+    """Return the keys of blocks of a prompt with images, in order, as `chain_keys` returns those of text.
+
+    `start` is the position of the first token, a multiple of the block size. Placeholders are the same in all images:
+    what the first block of an image is chained to is therefore a hash of the previous key, the image and its place, and
+    likewise for every further block that holds placeholders. All other blocks have the keys of text.
+    """
+    keys: list[bytes] = []
+    end = len(token_ids) // block_size * block_size
+    at = 0
+    while at < end:
+        block = start + at
+        held = [image for image in images if image.start < block + block_size and image.end > block]
+        parent = keys[-1] if keys else parent
+        if held:
+            digest = hashlib.sha256(b"quipu-images-1" + parent)
+            for image in held:
+                digest.update(image.digest + struct.pack("<q", image.start - block))
+            keys += chain_keys(digest.digest(), token_ids[at : at + block_size], block_size)
+            at += block_size
+        else:
+            next_image = min((image.start for image in images if image.start >= block), default=start + end)
+            until = min(end, max(at + block_size, (next_image // block_size * block_size) - start))
+            keys += chain_keys(parent, token_ids[at:until], block_size)
+            at = until
+    return keys

@@ -108,6 +108,8 @@ def read_info(
     tokenizer_config.json or special_tokens_map.json names as its end.
     """
     config = read_json(path / "config.json")
+    if "vocab_size" not in config and isinstance(config.get("text_config"), dict):
+        config = {**config["text_config"], **config}  # of a model that reads more than text
     max_model_len = _context_length(config)
     vocab_size = _positive(config, "vocab_size")
     if dtype == "auto":

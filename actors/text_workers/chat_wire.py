@@ -68,7 +68,14 @@ def _frame(*value: Any) -> bytes:
 
 
 def pack_source(template: TemplateSource, timeout_s: float) -> bytes:
-    return _frame(template.origin, template.source, dict(template.variables), template.tool_source, timeout_s)
+    return _frame(
+        template.origin,
+        template.source,
+        dict(template.variables),
+        template.tool_source,
+        template.lists_parts,
+        timeout_s,
+    )
 
 
 def pack_chat(chat: ChatPrompt, max_characters: int) -> Iterator[bytes]:
@@ -113,8 +120,8 @@ def _read_frame(read: Read) -> Any:
 
 
 def read_source(read: Read) -> tuple[TemplateSource, float]:
-    origin, source, variables, tool_source, timeout_s = _read_frame(read)
-    return TemplateSource(origin, source, variables, tool_source), timeout_s
+    origin, source, variables, tool_source, lists_parts, timeout_s = _read_frame(read)
+    return TemplateSource(origin, source, variables, tool_source, lists_parts), timeout_s
 
 
 def read_chat(read: Read) -> tuple[ChatPrompt, int]:

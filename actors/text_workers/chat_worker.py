@@ -33,7 +33,9 @@ def main() -> None:
         source, timeout_s = read_source(read)
         with _alarm(timeout_s):
             try:
-                template = ChatTemplate(source.source, source.variables, source.tool_source)
+                template = ChatTemplate(
+                    source.source, source.variables, source.tool_source, lists_parts=source.lists_parts
+                )
             except Exception as error:
                 link.sendall(pack_answer(ChatAnswer.REFUSED, _reason(error)))
                 return

@@ -24,15 +24,16 @@ from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, PromptText, Tex
 from ..messages.tokenizer import Encode, ReadPrompt
 from ..shared.token_decoding import Decoding
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
-from ..tokenizer.context_length import TOO_LONG, output_budget, prompt_too_long
+from ..tokenizer.context_length import TOO_LONG, output_budget
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens
 from ..tokenizer.infill import encode_infill, no_infill
 from ..tokenizer.outlines import outline_of, part_ends
 from ..tokenizer.prompt_decoding import decode_prompt
 from ..tokenizer.prompt_encoder import MAX_READ_TOKENS, EncodedPrompt, EncodingOptions, EncodingSlot, options_of
-from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes
+from ..tokenizer.prompt_sizes import INLINE_BAD_WORDS, exceeds_context, num_bytes_to_encode, num_text_bytes, too_many
 from ..tokenizer.segment_cache import SegmentCache
 from ..tokenizer.truncation import shortened_chat, shortened_ids, shortened_text
+from .image_pool import ImagePool
 from .lanes import InlineSlot, Lanes
 from .renderer import MAX_CHARACTERS, Renderer
 
@@ -54,6 +55,7 @@ class PooledEncoder:
     """The model's, if the tokenizer has tokens that the model does not have."""
     _advisor: Advisor | None = None
     """None: chats get neither outlines nor advice."""
+    _images: ImagePool = attrs.field(factory=ImagePool)
 
     def inline_slot(self) -> EncodingSlot:
         return InlineSlot(self._encoder, is_whole_request=True)
@@ -137,7 +139,7 @@ class PooledEncoder:
                     )
                 )
                 if isinstance(encoded, TooManyTokens):
-                    return _too_many(options.prompt_param, encoded, max_model_len)
+                    return too_many(options.prompt_param, encoded, max_model_len)
                 if truncation is not None:
                     ids, wanted = encoded.token_ids, truncation
                     short = await slot.encode(lambda e: shortened_text(e, ids, prompt, wanted, special=special))
@@ -155,7 +157,7 @@ class PooledEncoder:
             return no_infill(prompt.suffix_param)
         encoded = await slot.encode(lambda e: encode_infill(e, tokens, prompt, max_tokens=max_model_len - 1))
         if isinstance(encoded, TooManyTokens):
-            return _too_many(options.prompt_param, encoded, max_model_len)
+            return too_many(options.prompt_param, encoded, max_model_len)
         return self._checked(EncodedPrompt(encoded), options)
 
     def _checked(self, encoded: EncodedPrompt, options: EncodingOptions) -> EncodedPrompt | RequestError:
@@ -219,7 +221,7 @@ class PooledEncoder:
             case ChatPrompt():
                 counted = await self._render_and_encode(prompt, options, max_model_len)
         if isinstance(counted, TooManyTokens):
-            return counted.num_tokens if counted.is_exact else _too_many(options.prompt_param, counted, max_model_len)
+            return counted.num_tokens if counted.is_exact else too_many(options.prompt_param, counted, max_model_len)
         return counted if isinstance(counted, int) else len(counted.token_ids)
 
     async def _encode_chat(
@@ -229,20 +231,23 @@ class PooledEncoder:
         if not isinstance(encoded, TooManyTokens):
             outline = outline_of(chat.parts, encoded.outline_ends, len(encoded.token_ids))
             echo = PromptText(encoded.text, encoded.token_ids[0], ()) if options.echo and encoded.token_ids else None
-            found = EncodedPrompt(encoded.token_ids, encoded.breakpoints, echo, encoded.spans, outline)
+            found = EncodedPrompt(
+                encoded.token_ids, encoded.breakpoints, echo, encoded.spans, outline, images=encoded.images
+            )
             return self._checked(found, options)
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field
             alone = await self._count_text(str(first["content"]), options, max_model_len - 1)
             if isinstance(alone, TooManyTokens):
-                return _too_many(options.system_param, alone, max_model_len)
-        return _too_many(options.prompt_param, encoded, max_model_len)
+                return too_many(options.system_param, alone, max_model_len)
+        return too_many(options.prompt_param, encoded, max_model_len)
 
     async def _render_and_encode(
         self, chat: ChatPrompt, options: EncodingOptions, max_model_len: int, *, outlines: bool = False
     ) -> EncodedChat | TooManyTokens:
         max_tokens = max_model_len - 1
+        images = await self._images.read(chat.images, options.tenant)
         limit = self._encoder.chat_length_limit(max_tokens=max_tokens)
         try:
             max_characters = MAX_CHARACTERS if limit is None else min(MAX_CHARACTERS, limit - 1)
@@ -261,7 +266,7 @@ class PooledEncoder:
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
         try:
             cache, owner = None if options.owner is None else self._segments, options.owner or ""
-            return await slot.encode(
+            encoded = await slot.encode(
                 lambda encoder: encoder.encode_chat(
                     rendered,
                     marks,
@@ -274,6 +279,7 @@ class PooledEncoder:
             )
         finally:
             slot.leave()
+        return self._images.place(encoded, images) if images and isinstance(encoded, EncodedChat) else encoded
 
     async def _count_text(self, text: str, options: EncodingOptions, max_tokens: int) -> int | TooManyTokens:
         if (too_long := self._encoder.too_long(text, max_tokens=max_tokens)) is not None:
@@ -292,7 +298,3 @@ def _outlined(chat: ChatPrompt | None, text: str, encoder: TextEncoder) -> tuple
 def _longer_than_read(error: RequestError, param: str) -> RequestError:
     message = f"Invalid value for `{param}`: must not have more than {MAX_READ_TOKENS} tokens."
     return attrs.evolve(error, message=message) if error.code == TOO_LONG else error
-
-
-def _too_many(param: str, counted: TooManyTokens, max_model_len: int) -> RequestError:
-    return prompt_too_long(param, counted.num_tokens, max_model_len, is_exact=counted.is_exact)

@@ -59,7 +59,9 @@ class InlineRenderer:
         if template is None:
             return
         try:
-            self._template = ChatTemplate(template.source, template.variables, template.tool_source)
+            self._template = ChatTemplate(
+                template.source, template.variables, template.tool_source, lists_parts=template.lists_parts
+            )
         except jinja2.TemplateError as error:
             raise does_not_compile(template, str(error)) from error
 

@@ -34,7 +34,7 @@ from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import CountTokens, PromptQuestion, ReadPrompt
 from ..request_desk.desk import RequestDesk
 from ..request_desk.open_requests import OpenRequest
-from ..shared.block_keys import chain_keys
+from ..shared.block_keys import chain_image_keys
 from ..shared.tokenizers_library import catching_panics
 from .encoder import TextEncoder
 from .encoding_errors import OVERLOADED, TOKENIZER_FAILED, QueueFull, client_error
@@ -292,8 +292,9 @@ class TokenizerActor:
             return []
         block_size = self._config.engine.block_size
         stride = HASHED_BLOCKS * block_size
-        keys = chain_keys(root, prompt.token_ids[:stride], block_size)
-        for start in range(stride, len(prompt.token_ids), stride):
+        token_ids, images = prompt.token_ids, prompt.images
+        keys = chain_image_keys(root, token_ids[:stride], block_size, images, 0)
+        for start in range(stride, len(token_ids), stride):
             await trio.lowlevel.checkpoint()
-            keys += chain_keys(keys[-1], prompt.token_ids[start : start + stride], block_size)
+            keys += chain_image_keys(keys[-1], token_ids[start : start + stride], block_size, images, start)
         return keys

@@ -30,6 +30,7 @@ from .message_spans import find_part_ends
 from .plain_chat import (
     ONLY_SINGLE_CALLS,
     as_json,
+    parts_of,
     plain_calls,
     plain_reasoning,
     plain_tools,
@@ -71,9 +72,12 @@ class RenderedChat:
 class ChatTemplate:
     """One compiled template, or two: a checkpoint may have another for chats with tools."""
 
-    def __init__(self, source: str, variables: Mapping[str, str], tool_source: str | None = None) -> None:
+    def __init__(
+        self, source: str, variables: Mapping[str, str], tool_source: str | None = None, *, lists_parts: bool = False
+    ) -> None:
         """`variables`: the special tokens by name. Raises jinja2.TemplateError if a source does not compile."""
-        self._for_tools = None if tool_source is None else ChatTemplate(tool_source, variables)
+        self._for_tools = None if tool_source is None else ChatTemplate(tool_source, variables, lists_parts=lists_parts)
+        self._lists_parts = lists_parts
         self._names = names_in(source)
         self._takes_several_calls = not any(text in source for text in ONLY_SINGLE_CALLS)
         self._knows_system = NO_SYSTEM_ROLE not in source
@@ -161,6 +165,8 @@ class ChatTemplate:
             messages, tools = add(messages, tools), ()
         if not self._knows_system:
             messages = system_as_user(messages)
+        if self._lists_parts:
+            messages = tuple({**message, "content": parts_of(message["content"])} for message in messages)
         written = self._template.generate(
             messages=list(messages),
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,

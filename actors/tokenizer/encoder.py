@@ -18,6 +18,7 @@ from typing import Protocol
 
 import attrs
 
+from ..messages.images import PromptImage
 from ..messages.prompts import Breakpoint, ChatPrompt, Mark, PartSpan, PromptText
 from ..shared.checkpoint import CheckpointError
 from ..shared.tokenizers_library import Library, LibraryPanic
@@ -69,6 +70,7 @@ class EncodedChat:
     """Tokens that begin before each outlined position. Empty: unknown."""
     text: str = ""
     """What the chat template wrote."""
+    images: tuple[PromptImage, ...] = ()
 
 
 @attrs.frozen

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..messages.images import IMAGE_MARK
+
 Message = Mapping[str, Any]
 
 ONLY_SINGLE_CALLS = ("single tool-calls at once", "max 1 tool call per message")
@@ -104,6 +106,15 @@ def reasoning_as_thinking(message: Message) -> Message:
     if message.get("tool_calls") and message["content"]:
         return {**rest, "content": "", "thinking": f"{reasoning}\n\n{message['content']}"}
     return {**rest, "thinking": reasoning}
+
+
+def parts_of(content: str) -> list[dict[str, str]]:
+    """Return a content as templates of models expect it that read images: as a list of texts and images."""
+    parts: list[dict[str, str]] = []
+    for at, text in enumerate(content.split(IMAGE_MARK)):
+        parts += [{"type": "image"}] if at else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts or [{"type": "text", "text": ""}]
 
 
 def as_json(

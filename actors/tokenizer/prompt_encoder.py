@@ -14,6 +14,7 @@ import attrs
 from ..messages.explanations import NO_OUTLINE, Advice, PromptOutline
 from ..messages.grammar import GrammarSpec
 from ..messages.handler import PromptRead
+from ..messages.images import PromptImage
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText, Truncation
 from ..messages.tokenizer import Encode, ReadPrompt
@@ -38,6 +39,7 @@ class EncodedPrompt:
     """The same in short."""
     advice: tuple[Advice, ...] = ()
     """What its client could change for more of it to be cached."""
+    images: tuple[PromptImage, ...] = ()
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from ..messages.tokenizer import Encode
 from .context_length import prompt_too_long
-from .encoder import TextEncoder
+from .encoder import TextEncoder, TooManyTokens
 
 SHORT_BYTES = 64 << 10
 """Requests with fewer bytes of text in total have threads of their own, so that they never wait for long ones."""
@@ -93,3 +93,8 @@ def exceeds_context(prompt: Prompt, prompt_param: str, encoder: TextEncoder, max
         if (found := encoder.too_long(text, max_tokens=max_model_len - 1)) is not None:
             return prompt_too_long(prompt_param, found.num_tokens, max_model_len, is_exact=False)
     return None
+
+
+def too_many(param: str, counted: TooManyTokens, max_model_len: int) -> RequestError:
+    """Return the error for a prompt that does not fit the context."""
+    return prompt_too_long(param, counted.num_tokens, max_model_len, is_exact=counted.is_exact)

@@ -121,6 +121,7 @@ class Submission:
                 affinity=request.affinity,
                 kind=request.kind,
                 adapter=request.adapter,
+                images=encoded.images,
             )
             track = Track(
                 request_id=request.request_id,

@@ -18,6 +18,7 @@ import attrs
 
 from ..shared.added_tokens import CONFIG, read_special_tokens
 from ..shared.checkpoint import CheckpointError, read_json
+from ..shared.image_files import read_image_format
 
 FILE = "chat_template.jinja"
 OLD_FILE = "chat_template.json"
@@ -38,6 +39,8 @@ class TemplateSource:
     """Special tokens by name."""
     tool_source: str | None = None
     """The template for chats with tools, if that is another one."""
+    lists_parts: bool = False
+    """The template is given contents as lists of texts and images: the model reads images."""
 
     @property
     def text(self) -> str:
@@ -58,7 +61,9 @@ def read_template(folder: Path) -> TemplateSource | None:
     if templates is None:
         return None
     special = read_special_tokens(folder).texts
-    return TemplateSource(str(folder), templates.get(_DEFAULT, _NO_DEFAULT), special, templates.get(_FOR_TOOLS))
+    default, for_tools = templates.get(_DEFAULT, _NO_DEFAULT), templates.get(_FOR_TOOLS)
+    lists_parts = read_image_format(folder) is not None
+    return TemplateSource(str(folder), default, special, for_tools, lists_parts)
 
 
 def _read_files(folder: Path) -> dict[str, str]:

@@ -52,8 +52,11 @@ def _ids_of(encoder: TextEncoder, text: str, *, special: bool) -> tuple[int, ...
     return () if isinstance(found, int) else tuple(found)
 
 
-def shortened_chat(encoded: EncodedPrompt, truncation: Truncation) -> EncodedPrompt:
-    """Return a chat, shortened, without its outline, which is that of all of it."""
+def shortened_chat(encoded: EncodedPrompt, truncation: Truncation) -> EncodedPrompt | RequestError:
+    """Return a chat, shortened, without its outline, which is that of all of it. One with images is refused."""
+    if encoded.images:
+        message = f"Invalid value for `{PARAM}`: not allowed for a prompt with images."
+        return RequestError(ErrorKind.INVALID, message, PARAM)
     ids = shortened_ids(encoded.token_ids, truncation)
     num_dropped = len(encoded.token_ids) - len(ids) if truncation.keeps_end else 0
 

@@ -18,6 +18,7 @@ from bench.stalls.attack import RawRequest
 from bench.stalls.batch_rows import BATCH_ROWS
 from bench.stalls.explain_rows import EXPLAIN_ROWS
 from bench.stalls.grammar_rows import GRAMMAR_ROWS
+from bench.stalls.image_rows import IMAGE_ROWS
 from bench.stalls.pooled_rows import POOLED_ROWS
 from bench.stalls.prompt_rows import PROMPT_ROWS
 from bench.stalls.report_rows import REPORT_ROWS
@@ -222,6 +223,7 @@ ROWS: Sequence[Row] = (
     *EXPLAIN_ROWS,
     *TOOL_ROWS,
     *GRAMMAR_ROWS,
+    *IMAGE_ROWS,
     *UPSTREAM_ROWS,
     # ------------------------------------------------------------ answers
     Row("stop strings, held half matched", one(COMPLETIONS, _stops)),

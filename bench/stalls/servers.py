@@ -219,6 +219,17 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, "utf-8")
 
 
+def _seeing(folder: Path) -> None:
+    """Have the server read images, which the fake executor does not look at."""
+    vision = {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 8}
+    seeing = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": vision, "image_token_id": 0}
+    _edit(folder / "config.json", lambda config: config.update(seeing, max_position_embeddings=_LONG))
+    _write(folder / "preprocessor_config.json", json.dumps({"size": {"shortest_edge": 16}, "crop_size": 16}))
+    name = Tokenizer.from_file(str(folder / "tokenizer.json")).id_to_token(0)
+    parts = f"{{% for part in m.content %}}{{{{ '{name}' if part.type == 'image' else part.text }}}}{{% endfor %}}"
+    _write(folder / "chat_template.jinja", f"{{% for m in messages %}}{parts}{{% endfor %}}")
+
+
 _FLAGS_LONG = ("--num-blocks", "80000")
 KINDS: dict[str, Kind] = {
     "demo": Kind(),
@@ -229,6 +240,7 @@ KINDS: dict[str, Kind] = {
     "long": Kind(_gpt2, _FLAGS_LONG),
     "qwen": Kind(_long, _FLAGS_LONG),
     "looping": Kind(_template(("{% for a in range(99999) %}" * 3) + ("{% endfor %}" * 3))),
+    "seeing": Kind(_seeing, _FLAGS_LONG),
     "writing": Kind(_template("{% for a in range(99999) %}{{ 'a' * 99999 }}{% endfor %}")),
     "recursing": Kind(_template("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}")),
     "passing": Kind(_long, _FLAGS_LONG, has_upstream=True),

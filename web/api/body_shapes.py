@@ -152,11 +152,19 @@ _CHAT_CALL = union(
 )
 _TEXT_PART = kind("text", required("text"), BREAKPOINT_FIELD)
 _CHAT_PART = union("type", _TEXT_PART, name="TextPart")
+_IMAGE_URL = shape(required("url"), "detail")
+_USER_PART = union(
+    "type",
+    _TEXT_PART,
+    kind("image_url", inner("image_url", _IMAGE_URL, is_required=True), BREAKPOINT_FIELD),
+    name="UserPart",
+)
 _ANSWER_PART = union("type", _TEXT_PART, kind("refusal", required("refusal"), BREAKPOINT_FIELD), name="AssistantPart")
 _RESULT_PART = union("type", _TEXT_PART, kind("image_url input_audio file"), name="ToolResultPart")
 CHAT_MESSAGE = union(
     choice("role", "system", "developer", "user", "assistant", "tool", "function"),
-    kind("system developer user", text_or_objects("content", _CHAT_PART, is_required=True, min_items=1), text("name")),
+    kind("system developer", text_or_objects("content", _CHAT_PART, is_required=True, min_items=1), text("name")),
+    kind("user", text_or_objects("content", _USER_PART, is_required=True, min_items=1), text("name")),
     kind(
         "assistant",
         text_or_objects("content", _ANSWER_PART),

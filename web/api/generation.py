@@ -119,6 +119,8 @@ class GenerationRequest(Encode):
     """Only the prompts are to be computed."""
     delivery: Delivery = attrs.field(factory=Delivery)
     rules: ReplyRules = NO_RULES
+    image_tokens: int | None = None
+    """Tokens of the prompt that stand for images. None: it has none."""
     unused_fields: tuple[str, ...] = ()
     """Paths of fields that were read and have no effect on this model; the client is told."""
     num_prompts: int = attrs.field(default=attrs.Factory(lambda self: len(self.prompts), takes_self=True))

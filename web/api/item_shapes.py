@@ -43,7 +43,8 @@ RESPONSE_METADATA: Schema = {
 }
 _TEXT = kind("input_text output_text", required("text"), BREAKPOINT_FIELD, "annotations", "logprobs")
 _REFUSAL = kind("refusal", required("refusal"), BREAKPOINT_FIELD)
-_PART = union("type", _TEXT, _REFUSAL, name="ResponsePart")
+_IMAGE = kind("input_image", required("image_url"), BREAKPOINT_FIELD, "detail")
+_PART = union("type", _TEXT, _REFUSAL, _IMAGE, name="ResponsePart")
 _RESULT_PART = union("type", _TEXT, kind("input_image input_file"), name="ResponseResultPart")
 _PRINTED = shape(text("stdout"), text("stderr"), "outcome", name="ShellOutput")
 _THOUGHT = union("type", kind("reasoning_text text", required("text"), BREAKPOINT_FIELD), name="ReasoningPart")

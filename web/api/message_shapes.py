@@ -47,9 +47,11 @@ TEXT_BLOCK = union("type", *_TEXTS, name="SystemBlock")
 _ANY_DOCUMENT = kind("document", "source", "title", "context", _CONTROL)
 _OF_RESULT = (*(one for one in _TEXTS if one is not _DOCUMENT), _ANY_DOCUMENT, kind("image", "source", _CONTROL))
 _RESULT_BLOCK = union("type", *_OF_RESULT, name="ToolResultBlock")
+_IMAGE_SOURCE = union("type", kind("base64", required("data"), "media_type"), name="ImageSource")
 _USER_BLOCK = union(
     "type",
     *_TEXTS,
+    kind("image", inner("source", _IMAGE_SOURCE, is_required=True), _CONTROL),
     kind("tool_result", required("tool_use_id"), text_or_objects("content", _RESULT_BLOCK), flag("is_error"), _CONTROL),
     name="UserBlock",
     ignored=("citations", "toolset_name"),

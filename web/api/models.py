@@ -104,7 +104,7 @@ def _catalog_entry(name: str, info: ServingInfo) -> dict[str, Any]:
         "supports_parallel_tool_calls": True,
         "context_window": _length(name, info),
         "experimental_supported_tools": [],
-        "input_modalities": ["text"],
+        "input_modalities": ["text"] if info.images is None else ["text", "image"],
     }
 
 

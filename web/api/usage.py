@@ -19,19 +19,22 @@ from quipu.actors.messages.usage_record import UsageRecord
 from ..request.tally import Tally
 
 
-def tallied_usage(tally: Tally, *, with_tiers: bool) -> dict[str, Any] | None:
+def tallied_usage(tally: Tally, *, with_tiers: bool, image_tokens: int | None = None) -> dict[str, Any] | None:
     """Return cumulative usage for a chunk. Tiers are known only from the record. None until a prompt is admitted."""
     if tally.prompt_tokens is None:
         return None
-    usage = _openai(tally)
+    usage = _openai(tally, image_tokens)
     if with_tiers:
         usage["prompt_tokens_details"] |= {"cached_tokens_by_tier": None, **_estimate(tally)}
     return usage
 
 
-def openai_usage(record: UsageRecord, *, with_tiers: bool) -> dict[str, Any]:
-    """Return the `usage` object of a completion or chat completion (docs/use/usage.md)."""
-    usage = _openai(record)
+def openai_usage(record: UsageRecord, *, with_tiers: bool, image_tokens: int | None = None) -> dict[str, Any]:
+    """Return the `usage` object of a completion or chat completion (docs/use/usage.md).
+
+    `image_tokens`: prompt tokens that stand for images; None: there are no images.
+    """
+    usage = _openai(record, image_tokens)
     if with_tiers:
         tiers = all_tiers(record.cached_tokens, record.cached_by_tier)
         usage["prompt_tokens_details"] |= {"cached_tokens_by_tier": tiers, **_estimate(record)}
@@ -67,7 +70,7 @@ def _estimate(known: UsageRecord | Tally) -> dict[str, int]:
     return {} if estimate is None else {"cached_tokens_estimate": estimate}
 
 
-def _openai(known: UsageRecord | Tally) -> dict[str, Any]:
+def _openai(known: UsageRecord | Tally, image_tokens: int | None) -> dict[str, Any]:
     prompt, completion = known.prompt_tokens, known.completion_tokens
     return {
         "prompt_tokens": prompt,
@@ -77,6 +80,7 @@ def _openai(known: UsageRecord | Tally) -> dict[str, Any]:
             **({} if known.cached_tokens is None else {"cached_tokens": known.cached_tokens}),
             "cache_write_tokens": known.cache_write_tokens,
             "audio_tokens": 0,
+            **({} if image_tokens is None else {"image_tokens": image_tokens}),
         },
         "completion_tokens_details": {
             "reasoning_tokens": known.reasoning_tokens,

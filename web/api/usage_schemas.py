@@ -11,13 +11,17 @@ TIERS = Named("CachedTokensByTier", record({**{tier.value: COUNT for tier in CAC
 """Cached tokens by where they were."""
 MISS = Named("CacheMiss", record({"reason": one_of(*(reason.value for reason in MissReason)), "token": COUNT}))
 _OF_DETAILS = {
+    "image_tokens": COUNT,
     "cached_tokens_by_tier": maybe(TIERS),
     "cached_tokens_estimate": COUNT,
     "cache_misses": array(MISS),
 }
 """With `return_cached_tokens_details` only."""
 _WRITTEN = maybe(COUNT)
-DETAILS = record({"cache_write_tokens": _WRITTEN, "audio_tokens": COUNT}, {"cached_tokens": COUNT, **_OF_DETAILS})
+DETAILS = record(
+    {"cache_write_tokens": _WRITTEN, "audio_tokens": COUNT},
+    {"cached_tokens": COUNT, **_OF_DETAILS},
+)
 OPENAI_USAGE = Named(
     "Usage",
     record(

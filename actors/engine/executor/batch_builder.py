@@ -9,11 +9,11 @@ result has a token after the one that ends its sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from quipu.kernels.batch import Drawn, Scoring, StepBatch
+from quipu.kernels.batch import Drawn, ImageTokens, Scoring, StepBatch
 from quipu.kernels.logit_processors import Processing, no_masks
 from quipu.kernels.step_types import SequenceKind
 
@@ -22,6 +22,7 @@ from ...messages.scores import Scores, StepPayloads
 from ...shared.scored_tokens import pack
 from .grammars import MaskMaker
 from .pooler import PooledRows, Pooler
+from .sequence_state import SequenceState
 from .step_rows import StepRows
 
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
@@ -49,9 +50,11 @@ def make_batch(
     if not all(rows.carried[:num_going_on]):
         token_ids = [state.tokens[start] for state, start in zip(states[:num_going_on], rows.starts, strict=False)]
     query_start = list(range(num_going_on + 1))
+    images: list[ImageTokens] = []
     for state, start, end in zip(
         states[num_going_on:], rows.starts[num_going_on:], rows.ends[num_going_on:], strict=True
     ):
+        images += _images_in(state, start, end, len(query_start) - 1)
         token_ids += state.tokens[start:end]
         query_start.append(len(token_ids))
     return StepBatch(
@@ -69,7 +72,16 @@ def make_batch(
         copies=copies,
         pooling=pooler.pooling_of(rows, query_start) if some_are_special else None,
         adapters=[state.adapter for state in states] if some_are_special else None,
+        images=images,
     )
+
+
+def _images_in(state: SequenceState, start: int, end: int, row: int) -> Iterator[ImageTokens]:
+    """Yield what a row computes of its images, from position `start` to `end`."""
+    for image in state.images:
+        first, last = max(start, image.start), min(end, image.end)
+        if first < last:
+            yield ImageTokens(image, first - image.start, row, first - start, last - first)
 
 
 def is_special(kind: SequenceKind, adapter: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import attrs
 
 from ...messages.executor import StepPlan
-from ...shared.block_keys import chain_keys
+from ...shared.block_keys import chain_image_keys
 from .block_tags import BlockTags
 from .step_rows import StepRows
 
@@ -38,7 +38,7 @@ def confirmed_copies(
         row = row_of[admit.sequence_id]
         state, start, end = rows.states[row], rows.starts[row], rows.ends[row]
         if num_read == start and end - start == block_size:
-            (key,) = chain_keys(state.keys[-1], state.tokens[start:end], block_size)
+            (key,) = chain_image_keys(state.keys[-1], state.tokens[start:end], block_size, state.images, start)
             if tags.contains(admit.copy_source, key):
                 destination = state.table[start // block_size]
                 copies[admit.sequence_id] = BlockCopy(admit.copy_source, destination, block_size - 1)

@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 
 import attrs
 
-from ...shared.block_keys import chain_keys
+from ...shared.block_keys import chain_image_keys
 from .sequence_state import SequenceState
 
 
@@ -92,7 +92,9 @@ class BlockTags:
             num_full = end // size
             num_keyed = len(keys) - 1
             if num_full > num_keyed:
-                keys += chain_keys(keys[-1], state.tokens[num_keyed * size : num_full * size], size)
+                first = num_keyed * size
+                new = state.tokens[first : num_full * size]
+                keys += chain_image_keys(keys[-1], new, size, state.images, first)
             for index in range(start // size, num_full):
                 if table[index] not in but:
                     tags[table[index]] = Tag(keys[index + 1], size)

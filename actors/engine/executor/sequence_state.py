@@ -20,6 +20,7 @@ from quipu.kernels.logit_processors import LogitProcessor
 from quipu.kernels.step_types import RowSampling, SequenceKind
 
 from ...messages.executor import Admit
+from ...messages.images import PromptImage
 from ...messages.sampling import SamplingParams
 from .sequence_grammar import SequenceGrammar
 
@@ -45,6 +46,7 @@ class SequenceState:
     stop_ids: frozenset[int] = frozenset()
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
+    images: tuple[PromptImage, ...] = ()
     pooled: npt.NDArray[np.float64] | None = None
     """Sum of the outputs of its positions so far, if its vector is a mean."""
     num_computed: int = 0
@@ -75,6 +77,7 @@ class SequenceState:
             stop_ids=admit.stop_ids,
             kind=admit.kind,
             adapter=admit.adapter,
+            images=admit.images,
         )
 
     def logit_processor(self) -> LogitProcessor | None:

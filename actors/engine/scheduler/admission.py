@@ -12,7 +12,7 @@ import attrs
 
 from ...messages.outcomes import ErrorKind
 from ...messages.scheduler import SequenceKind, Submit
-from ...shared.block_keys import chain_keys
+from ...shared.block_keys import chain_image_keys
 from .config import SchedulerConfig
 from .sequence import Sequence
 from .waiting import WaitingQueue
@@ -29,7 +29,7 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
         known = known + message.output_token_ids
         if config.enable_prefix_caching:
             num_keyed, parent = len(keys) * config.block_size, keys[-1] if keys else message.root_key
-            keys = keys + chain_keys(parent, known[num_keyed:], config.block_size)
+            keys = keys + chain_image_keys(parent, known[num_keyed:], config.block_size, message.images, num_keyed)
     # nothing is drawn for a vector
     full_len = num_prompt_tokens + (sampling.max_tokens if message.kind is SequenceKind.GENERATE else 0)
     return Sequence(
@@ -51,6 +51,7 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
         pins=message.pins,
         kind=message.kind,
         adapter=message.adapter,
+        images=message.images,
         peer=message.peer,
         num_scored=message.num_scored,
     )

@@ -17,7 +17,7 @@ from itertools import accumulate
 from ...messages.accountant import Side
 from ...messages.outcomes import ErrorKind, FinishReason
 from ...messages.scheduler import GRAMMAR_LOST, StepDone, StepDropped, StepFailed
-from ...shared.block_keys import chain_keys
+from ...shared.block_keys import chain_image_keys
 from .in_flight import StepInFlight
 from .prompt_scores import hand_out
 from .sequence import Sequence
@@ -171,7 +171,8 @@ class StepCompletion:
         if end // size <= num_keyed:
             return
         parent = sequence.keys[-1] if sequence.keys else sequence.root_key
-        new_keys = chain_keys(parent, sequence.tokens[num_keyed * size : end // size * size], size)
+        start, images = num_keyed * size, sequence.images
+        new_keys = chain_image_keys(parent, sequence.tokens[start : end // size * size], size, images, start)
         sequence.keys += new_keys
         self._state.report.fill([sequence.id] * len(new_keys), new_keys)
         for index, key in enumerate(new_keys, num_keyed):

@@ -137,6 +137,7 @@ class PlanBuilder:
             copy_source=first.copy_source,
             kind=sequence.kind,
             adapter=sequence.adapter,
+            images=sequence.images,
         )
 
     def _add_granted(self, rows: PlanRows, granted: Granted, growing: dict[int, int]) -> None:

@@ -18,6 +18,7 @@ from enum import Enum
 
 import attrs
 
+from ...messages.images import PromptImage
 from ...messages.outcomes import ErrorKind
 from ...messages.peers import Peer
 from ...messages.prompts import Pin
@@ -75,6 +76,7 @@ class Sequence:
     """Prefixes of the prompt to keep in the cache."""
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
+    images: tuple[PromptImage, ...] = ()
     peer: Peer | None = None
     """The engine that computed it so far."""
     full_len: int = attrs.field(default=attrs.Factory(lambda self: self.max_len, takes_self=True))

@@ -19,6 +19,7 @@ from ...request.errors import APIError
 from ..declared_body import Body
 from ..fields import missing
 from ..generation import Delivery, GenerationRequest, TokenLimit, read_affinity_key, read_model
+from ..image_parts import ImageParts
 from ..request_reader import read_request
 from .prompt import AskedPrompt, read_prompt
 
@@ -66,4 +67,5 @@ async def read_count(body: dict[str, Any], info: ServingInfo, options: AppOption
 
 async def _read_counted(fields: Body, info: ServingInfo, options: AppOptions) -> AskedPrompt:
     fields.refuse_unsupported()
-    return await read_prompt(fields, info.output, keep_billing_header=options.keep_billing_header)
+    images = ImageParts(info.images)
+    return await read_prompt(fields, info.output, images, keep_billing_header=options.keep_billing_header)

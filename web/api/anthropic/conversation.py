@@ -11,6 +11,7 @@ from quipu.actors.messages.prompts import CallMark, ChatPart, ContentMark
 
 from ...request.errors import bad_value
 from ..fields import Fields, wrong_type
+from ..image_parts import ImageParts
 from ..message_shapes import CACHE_CONTROL as NAME
 from ..pace import Pace
 from .block_texts import blocks_of, is_skipped, read_text
@@ -24,7 +25,8 @@ _PARAGRAPH = "\n\n"
 class Conversation:
     """The messages so far. The last one may still grow."""
 
-    def __init__(self, breakpoints: Breakpoints, pace: Pace) -> None:
+    def __init__(self, breakpoints: Breakpoints, pace: Pace, images: ImageParts) -> None:
+        self.images = images
         self.breakpoints = breakpoints
         self.pace = pace
         self.pending_calls: set[str] = set()
@@ -132,7 +134,7 @@ async def read_user(blocks: list[Fields], conversation: Conversation) -> None:
             if not begun:
                 conversation.begin("user")
                 begun = True
-            await say_text(block, conversation)
+            await say_text(block, conversation, is_users=True)
         conversation.end_part(index, "user")
 
 
@@ -191,9 +193,15 @@ async def _read_result(block: Fields, conversation: Conversation) -> None:
     conversation.breakpoints.block(block, conversation.place())
 
 
-async def say_text(block: Fields, conversation: Conversation, *, is_result: bool = False) -> None:
-    """Add the text of a block. `is_result`: it is part of a tool's result, whose images are skipped."""
-    text = await read_text(block, conversation.pace, conversation.unused if is_result else None)
+async def say_text(
+    block: Fields, conversation: Conversation, *, is_result: bool = False, is_users: bool = False
+) -> None:
+    """Add the text of a block. `is_result`: it is part of a tool's result, whose images are skipped; `is_users`: of a
+    user's message, whose images are read."""
+    if is_users and block.get("type") == "image":
+        text = conversation.images.read_block(block)
+    else:
+        text = await read_text(block, conversation.pace, conversation.unused if is_result else None)
     conversation.say(text)
     if not text and block.get("type") == "text" and block.get(NAME) is not None:
         raise bad_value(block.param(NAME), "cannot be set for an empty text block")

@@ -25,6 +25,7 @@ from quipu.actors.messages.prompts import ChatPrompt
 from ...request.errors import bad_value
 from ..fields import Fields, missing
 from ..forced_calls import read_calls_grammar
+from ..image_parts import ImageParts
 from ..output_grammar import only_one, read_schema_format
 from ..pace import Pace
 from ..template_fields import Thinking, read_template_kwargs
@@ -47,13 +48,15 @@ class AskedPrompt:
     unused_fields: tuple[str, ...]
 
 
-async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header: bool) -> AskedPrompt:
+async def read_prompt(
+    fields: Fields, form: OutputFormat, images: ImageParts, *, keep_billing_header: bool
+) -> AskedPrompt:
     """Check everything that is rendered. Raises APIError."""
     breakpoints = Breakpoints()
     async with Pace() as pace:
         tools = await read_tools(fields, breakpoints, pace)
         choice, one_call = read_choice(fields)
-        conversation = Conversation(breakpoints, pace)
+        conversation = Conversation(breakpoints, pace, images)
         await _read_system(fields, conversation, keep_billing_header)
         continue_final = await _read_messages(fields, conversation)
         answer = await _read_format(fields, pace)
@@ -67,6 +70,7 @@ async def read_prompt(fields: Fields, form: OutputFormat, *, keep_billing_header
         marks=breakpoints.marks(),
         template_kwargs=read_template_kwargs(fields, thinking),
         parts=tuple(conversation.parts),
+        images=images.images,
     )
     return AskedPrompt(
         chat,

@@ -14,6 +14,7 @@ from ...request.errors import bad_value
 from ..declared_body import Body
 from ..fields import Fields
 from ..generation import GenerationRequest, read_model
+from ..image_parts import ImageParts
 from ..pace import Pace
 from ..request_reader import read_limit, read_request, unused_verbosity
 from ..template_fields import Thinking, read_documents, read_switch_and_budget, read_template_kwargs
@@ -36,9 +37,9 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     thinking.read_effort(fields, "reasoning_effort")
     read_switch_and_budget(fields, thinking)
     wishes = read_cache_wishes(fields)
-    breakpoints = PartBreakpoints(wishes)
+    breakpoints, images = PartBreakpoints(wishes), ImageParts(info.images)
     async with Pace() as pace:
-        read = await read_messages(fields, breakpoints, pace)
+        read = await read_messages(fields, breakpoints, pace, images)
         tools = await read_chat_tools(fields, info.output.call_form, pace)
         documents = await read_documents(fields, pace)
         prediction, unused_prediction = await read_prediction(fields, info, pace)
@@ -56,6 +57,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
         documents=documents,
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
+        images=images.images,
     )
     scores = read_chat_scores(fields)
     request = read_request(
@@ -65,6 +67,7 @@ async def read_chat(body: dict[str, Any], info: ServingInfo, max_sequences: int)
     names_reasoning = include_reasoning and info.output.reasoning_parser is not None
     request = attrs.evolve(
         request,
+        image_tokens=images.num_tokens,
         output=tools.output,
         rules=attrs.evolve(tools.rules, names_reasoning=names_reasoning),
         include_reasoning=include_reasoning,

@@ -18,6 +18,7 @@ from quipu.actors.messages.prompts import ChatPart
 
 from ...request.errors import bad_value, unsupported_parameter, unsupported_value
 from ..fields import Fields, missing, unsupported_type, wrong_type
+from ..image_parts import ImageParts
 from ..json_body import parse_json
 from ..json_structure import InvalidJson, TooComplex
 from ..pace import Pace
@@ -63,10 +64,13 @@ async def read_parts(
     unused: list[str],
     pace: Pace,
     allowed: str,
+    images: ImageParts | None = None,
+    image_type: str = "image_url",
 ) -> TextParts:
     """Return the text of a field that holds a string or a list of parts of these types. Raises APIError.
 
-    Paths of parts of `skipped` types are added to `unused`. `allowed` names the types in an error.
+    Paths of parts of `skipped` types are added to `unused`. `allowed` names the types in an error. Images are added to
+    `images`; None: there may be none.
     """
     value: Any = fields.get(name)
     if type(value) is str:
@@ -80,23 +84,26 @@ async def read_parts(
             texts.append("")
         elif kind in types:
             texts.append(part.text("refusal" if kind == "refusal" else "text"))
+        elif kind == image_type and images is not None:
+            texts.append(images.read_part(part))
         else:
             raise unsupported_type(part, "parts", allowed)
         breakpoints.append(read_breakpoint(part))
     return TextParts("".join(texts), tuple(accumulate(map(len, texts))), tuple(breakpoints))
 
 
-async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace) -> ReadMessages:
-    """Return `messages`, and add their breakpoints to `breakpoints`. Raises APIError."""
-    reader = _Reader(breakpoints, pace)
+async def read_messages(fields: Fields, breakpoints: PartBreakpoints, pace: Pace, images: ImageParts) -> ReadMessages:
+    """Return `messages`, and add their breakpoints to `breakpoints` and their images to `images`. Raises APIError."""
+    reader = _Reader(breakpoints, pace, images)
     for message in fields.objects("messages", "a list of messages", pace.check_messages, is_required=True):
         await reader.read(message)
     return ReadMessages(tuple(reader.messages), tuple(reader.parts), tuple(reader.unused))
 
 
 class _Reader:
-    def __init__(self, breakpoints: PartBreakpoints, pace: Pace) -> None:
+    def __init__(self, breakpoints: PartBreakpoints, pace: Pace, images: ImageParts) -> None:
         self._breakpoints = breakpoints
+        self._images = images
         self.messages: list[Mapping[str, Any]] = []
         self.parts: list[ChatPart] = []
         self.unused: list[str] = []
@@ -171,7 +178,8 @@ class _Reader:
         if role in _MAY_BE_EMPTY and fields.get("content") in (None, []):
             return ""
         types, skipped = _ANSWERS if role == "assistant" else _TEXTS, _UNREADABLE if role in _RESULTS else ()
-        content = await read_parts(fields, "content", types, skipped, self.unused, self._pace, "`text`")
+        images = self._images if role == "user" else None
+        content = await read_parts(fields, "content", types, skipped, self.unused, self._pace, "`text`", images)
         if content.part_ends is None:
             self._note_part(role, None, len(content.text))
         for index, num_chars in enumerate(content.part_ends or ()):

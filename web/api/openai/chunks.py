@@ -133,7 +133,9 @@ class ChunkWriter(StreamWriter):
         if not self._delivery.include_usage:
             self._end(DONE)
             return
-        usage = openai_usage(closed.record, with_tiers=self._delivery.with_tiers)
+        usage = openai_usage(
+            closed.record, with_tiers=self._delivery.with_tiers, image_tokens=self._wanted.image_tokens
+        )
         self._end(self._no_choice_head + b',"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE)
 
     def _fail(self, error: APIError) -> None:
@@ -161,7 +163,7 @@ class ChunkWriter(StreamWriter):
         if not self._delivery.continuous_usage:
             # The hot path: nearly every chunk ends like this.
             return self._running_tail if end is None else end + self._plain_end
-        usage = tallied_usage(self._tally, with_tiers=self._delivery.with_tiers)
+        usage = tallied_usage(self._tally, with_tiers=self._delivery.with_tiers, image_tokens=self._wanted.image_tokens)
         return b"".join((_RUNNING if end is None else end, b',"usage":', orjson.dumps(usage), b"}\n\n"))
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 from quart import Response
 from quart_trio import QuartTrio
 
+from quipu.actors.messages.images import ImageFormat
 from quipu.actors.response_store.object_tables import ObjectTables
 from quipu.actors.response_store.stored import Kind, NewObject, Page, StoredItem, StoredObject
 
@@ -23,6 +24,7 @@ from ...request.request_context import current_request_context
 from ..bodies import take_body
 from ..fields import Fields, missing, parse_object
 from ..ignored_fields import ignored_fields
+from ..image_parts import ImageParts
 from ..item_shapes import MAX_ADDED, NEW_CONVERSATION
 from ..operation import route
 from ..pace import Pace
@@ -39,14 +41,17 @@ ITEMS = f"{ONE}/items"
 _KIND = Kind.CONVERSATION
 
 
-def install_conversations(app: QuartTrio, door: StoreDoor | None, seal: TextSeal) -> None:
-    """Register the routes. Without a `door`, they say that nothing is stored. `seal` opens summaries."""
+def install_conversations(
+    app: QuartTrio, door: StoreDoor | None, seal: TextSeal, wanted: Callable[[], ImageFormat | None]
+) -> None:
+    """Register the routes. Without a `door`, they say that nothing is stored. `seal` opens summaries;
+    `wanted` returns how the model wants images."""
 
     @route(app, f"POST {CONVERSATIONS}", schemas.CREATE_CONVERSATION)
     async def create_conversation() -> dict[str, Any]:
         store = _open(door)
         fields, conversation_id = await _read_body(), f"conv_{secrets.token_hex(16)}"
-        items = await _read_items(fields, conversation_id, seal)
+        items = await _read_items(fields, conversation_id, seal, ImageParts(wanted()))
         new = NewObject(
             object_id=conversation_id,
             tenant=_tenant(),
@@ -94,7 +99,7 @@ def install_conversations(app: QuartTrio, door: StoreDoor | None, seal: TextSeal
         store, fields = _open(door), await _read_body()
         if not fields.get("items"):
             raise missing("items")
-        items = await _read_items(fields, secrets.token_hex(12), seal)
+        items = await _read_items(fields, secrets.token_hex(12), seal, ImageParts(wanted()))
         is_known = is_stored_id(conversation_id)
         if not is_known or not await store.call(ObjectTables.append, _tenant(), conversation_id, items):
             raise no_object(_KIND, conversation_id)
@@ -140,12 +145,12 @@ async def _read_body() -> Fields:
     return Fields(body, declared=NEW_CONVERSATION)
 
 
-async def _read_items(fields: Fields, request_id: str, seal: TextSeal) -> Sequence[StoredItem]:
+async def _read_items(fields: Fields, request_id: str, seal: TextSeal, images: ImageParts) -> Sequence[StoredItem]:
     items = fields.get("items")
     if type(items) is list and len(items) > MAX_ADDED:
         raise bad_value("items", f"must have at most {MAX_ADDED} items", "too_many_items")
     async with Pace() as pace:
-        await check_items(fields, "items", pace, seal.of(_tenant()))
+        await check_items(fields, "items", pace, seal.of(_tenant()), images)
         return await input_items(items, request_id, pace, "items")
 
 

@@ -21,6 +21,7 @@ from ..declared_body import Body
 from ..fields import wrong_type
 from ..forced_calls import read_calls_grammar
 from ..generation import GenerationRequest, TokenLimit, read_model
+from ..image_parts import ImageParts
 from ..item_shapes import MAX_INCLUDED
 from ..output_grammar import read_format
 from ..pace import Pace
@@ -60,12 +61,12 @@ async def read_response(
     thinking.read_effort(fields.fields("reasoning"), "effort")
     read_switch_and_budget(fields, thinking)
     wishes = read_cache_wishes(fields)
-    breakpoints = PartBreakpoints(wishes)
+    breakpoints, images = PartBreakpoints(wishes), ImageParts(info.images)
     several = fields.flag("parallel_tool_calls")
     async with Pace() as pace:
         tools = ResponseTools(pace)
         await tools.read(fields)
-        read = await read_input(fields, tools, breakpoints, pace, state, seal)
+        read = await read_input(fields, tools, breakpoints, pace, state, seal, images)
         choice = await read_tool_choice(fields, pace)
         one_call = choice.one_call or not several
         answer = await read_format(fields.fields("text"), "format", None, pace)
@@ -76,6 +77,7 @@ async def read_response(
         tools=tuple(tools.shown),
         marks=breakpoints.marks(read.parts),
         parts=read.parts,
+        images=images.images,
     )
     scores, unused = read_response_scores(fields)
     wanted = read_request(
@@ -88,6 +90,7 @@ async def read_response(
         output=tools.rules(choice.names, one_call=one_call),
         rules=tools.reply_rules(),
         include_reasoning=fields.flag("include_reasoning"),
+        image_tokens=images.num_tokens,
         grammar=grammar,
         thinking_budget=thinking.budget,
         unused_fields=(*unused, *thinking.unused, *verbosity, *tools.unused, *breakpoints.unused(read.parts)),

@@ -58,7 +58,9 @@ class ResponseVersions:
         """Return the last version of a successful response, incomplete if its token limit cut it."""
         return self.body(
             "incomplete" if is_cut else "completed",
-            usage=response_usage(openai_usage(record, with_tiers=self.wanted.delivery.with_tiers)),
+            usage=response_usage(
+                openai_usage(record, with_tiers=self.wanted.delivery.with_tiers, image_tokens=self.wanted.image_tokens)
+            ),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         )
 

@@ -19,6 +19,7 @@ from ...auth.sealed_texts import NOTHING_SEALED, NotSealedHere, TenantSeal
 from ...request.errors import bad_value
 from ..body_table import SHAPES
 from ..fields import Fields, missing, unsupported_type, wrong_type
+from ..image_parts import NO_IMAGES, ImageParts
 from ..item_shapes import COMPACTIONS, SKIPPED
 from ..pace import Pace
 from .chat_messages import ReadMessages, TextParts, read_arguments, read_parts
@@ -48,14 +49,16 @@ async def read_input(
     pace: Pace,
     state: ResponseState = NO_STATE,
     seal: TenantSeal = NOTHING_SEALED,
+    images: ImageParts = NO_IMAGES,
 ) -> ReadMessages:
     """Return the messages of `instructions`, of what the response continues, and of `input`. Raises APIError.
 
-    Tools and items that are skipped are added to `tools`, and breakpoints to `breakpoints`. `seal` opens summaries.
+    Tools and items that are skipped are added to `tools`, breakpoints to `breakpoints`, and images to `images`. `seal`
+    opens summaries.
     """
     instructions = fields.optional_text("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    reader = _Reader(system, tools, breakpoints, pace, seal)
+    reader = _Reader(system, tools, breakpoints, pace, seal, images)
     if state.context:
         earlier = Fields({"input": state.context}, state.param, SHAPES[RESPONSES])
         for item in earlier.objects("input", "a list of items", pace.check_messages):
@@ -77,9 +80,9 @@ async def read_input(
     return ReadMessages(tuple(reader.messages), tuple(reader.parts))
 
 
-async def check_items(fields: Fields, name: str, pace: Pace, seal: TenantSeal) -> None:
+async def check_items(fields: Fields, name: str, pace: Pace, seal: TenantSeal, images: ImageParts) -> None:
     """Check a list of items that a response may continue later. Raises APIError."""
-    reader = _Reader([], ResponseTools(pace), PartBreakpoints(NO_WISHES), pace, seal)
+    reader = _Reader([], ResponseTools(pace), PartBreakpoints(NO_WISHES), pace, seal, images)
     for item in fields.objects(name, "a list of items", pace.check_messages):
         await reader.read(item)
 
@@ -92,8 +95,10 @@ class _Reader:
         breakpoints: PartBreakpoints,
         pace: Pace,
         seal: TenantSeal,
+        images: ImageParts,
     ) -> None:
         """`system`: the messages before the input."""
+        self._images = images
         self.messages = [*system]
         self.parts = [ChatPart(None, None, "system", 0, len(message["content"])) for message in system]
         self._num_before = len(system)
@@ -144,7 +149,8 @@ class _Reader:
 
     async def _read_message(self, fields: Fields) -> None:
         role = fields.text("role")
-        text = await self._read_text(fields, "content", _ANSWER_PARTS if role == "assistant" else _TEXT_PARTS)
+        types = _ANSWER_PARTS if role == "assistant" else _TEXT_PARTS
+        text = await self._read_text(fields, "content", types, images=self._images if role == "user" else None)
         last = self.messages[-1] if len(self.messages) > self._num_before else {}
         if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
             last["content"] = text.text  # the preceding reasoning belongs to this message
@@ -222,7 +228,12 @@ class _Reader:
         self.end_parts("assistant", TextParts(self.messages[-1]["content"]))
 
     async def _read_text(
-        self, fields: Fields, name: str, part_types: tuple[str, ...] = _TEXT_PARTS, skipped: tuple[str, ...] = ()
+        self,
+        fields: Fields,
+        name: str,
+        part_types: tuple[str, ...] = _TEXT_PARTS,
+        skipped: tuple[str, ...] = (),
+        images: ImageParts | None = None,
     ) -> TextParts:
-        allowed = " or ".join(part_types)
-        return await read_parts(fields, name, part_types, skipped, self._tools.unused, self._pace, allowed)
+        allowed, unused = " or ".join(part_types), self._tools.unused
+        return await read_parts(fields, name, part_types, skipped, unused, self._pace, allowed, images, "input_image")

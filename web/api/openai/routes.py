@@ -85,7 +85,8 @@ class ChoicesReply(Reply):
             if index:
                 yield b","
             yield from self._dialect.choice(transcript, index, self.wanted, self._call_ids)
-        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=self.wanted.delivery.with_tiers))
+        told = self.wanted.delivery.with_tiers, self.wanted.image_tokens
+        yield b'],"usage":' + orjson.dumps(openai_usage(record, with_tiers=told[0], image_tokens=told[1]))
         if self._dialect.has_one_prompt:
             yield from self._about_prompt(transcript)
         yield b"}"

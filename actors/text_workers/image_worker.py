@@ -1,0 +1,94 @@
+"""The program of a process that decodes images: it receives one image after the other.
+
+`image_pool.py` starts it, talks to it over its standard input, a socket, and kills it. A small file may decode to
+gigabytes or take minutes, and decoders are C code: so they run only here.
+
+    job     length (4 bytes); JSON: `ImageFormat` without its tokens, `max_pixels`, `limit_s`; the image, as base64
+    answer  length (4 bytes); a byte, 1 for pixels; pixels as red, green and blue, or why the image is refused, as UTF-8
+
+What must always hold: a process ends when its parent does, and when an image takes too much processor time; it never
+uses more memory than `MEMORY_BYTES`; an image is not decoded before its size is known.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import signal
+import struct
+from io import BytesIO
+from typing import Any
+
+from ..fleet.processes.child import become_child
+
+MEMORY_BYTES = 1 << 30
+"""Address space of one process: several times the largest image."""
+LENGTH = struct.Struct("<I")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MAX_RATIO = 20
+"""Of the longer side to the shorter one: scaling makes the shorter one as long as the model wants it."""
+
+
+class _Refused(ValueError):
+    """An image that is not decoded. The message says why."""
+
+
+def main() -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    link, read = become_child(MEMORY_BYTES)
+    try:
+        while True:
+            settings = json.loads(read(LENGTH.unpack(read(LENGTH.size))[0]))
+            data = read(LENGTH.unpack(read(LENGTH.size))[0])
+            signal.setitimer(signal.ITIMER_PROF, settings["limit_s"])
+            answer = _answer(settings, data)
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            link.sendall(LENGTH.pack(len(answer)) + answer)
+            del data, answer
+    except (EOFError, OSError):
+        pass  # the parent is gone
+
+
+def _answer(settings: dict[str, Any], data: bytes) -> bytes:
+    try:
+        return b"\1" + decode(data, settings)
+    except _Refused as error:
+        return b"\0" + str(error).encode()
+    except MemoryError:
+        return b"\0" + b"it takes too much memory to decode"
+
+
+def decode(data: bytes, settings: dict[str, Any]) -> bytes:
+    """Return the pixels of an image as the model wants them. Raises _Refused, and MemoryError."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = None  # the limit here is ours
+    try:
+        file = base64.b64decode(data, validate=True)
+    except binascii.Error:
+        raise _Refused("not valid base64") from None
+    try:
+        image = Image.open(BytesIO(file), formats=FORMATS)
+        width, height = image.size
+        if width * height > settings["max_pixels"]:
+            raise _Refused(f"it has {width} x {height} pixels, and no more than {settings['max_pixels']} are allowed")
+        if max(width, height) > MAX_RATIO * min(width, height):
+            raise _Refused(f"one side is more than {MAX_RATIO} times as long as the other")
+        rgb = image.convert("RGB")
+    except (_Refused, MemoryError):
+        raise
+    except Exception as error:  # decoders raise anything for a damaged file
+        raise _Refused(f"not a PNG, JPEG, WebP or GIF image that can be decoded ({type(error).__name__})") from None
+    shorter, target_height, target_width = (settings[name] for name in ("shorter_side", "height", "width"))
+    longer = int(shorter * max(width, height) / min(width, height))
+    sizes = (shorter, longer) if width <= height else (longer, shorter)
+    if sizes != rgb.size:
+        rgb = rgb.resize(sizes, resample=settings["resample"])
+    left, top = (sizes[0] - target_width) // 2, (sizes[1] - target_height) // 2
+    pixels: bytes = rgb.crop((left, top, left + target_width, top + target_height)).tobytes()
+    return pixels
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A tiny checkpoint that reads images, with `TINY`'s tokenizer, and images as clients send them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer
+
+from tests.kernels.transformers_runner.seeing_models import SIDE, draw_image, make_seeing_model
+from tests.tiny import TINY
+
+VOCAB_SIZE, PLACEHOLDER = 4104, 4096
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- for part in message.content %}{{- '<image>' if part.type == 'image' else part.text }}{%- endfor %}
+{{- '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def make_seeing_checkpoint(folder: Path) -> Path:
+    """Make a checkpoint that can be served."""
+    make_seeing_model(folder, VOCAB_SIZE, PLACEHOLDER)
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
+    assert tokenizer.token_to_id("<image>") == PLACEHOLDER
+    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copy(TINY / "tokenizer_config.json", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def data_url(file: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(file).decode()
+
+
+def png(image: Image.Image) -> bytes:
+    file = BytesIO()
+    image.save(file, "png")
+    return file.getvalue()
+
+
+def drawn_url(seed: int) -> str:
+    """Return an image that needs no scaling, of pixels that `draw_image` draws."""
+    return data_url(png(Image.frombytes("RGB", (SIDE, SIDE), draw_image(seed).pixels)))
+
+
+def seen(url: str) -> dict[str, Any]:
+    """Return the part of a message that holds an image."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def chat_body(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a chat of one message."""
+    return json.loads(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}))  # type: ignore[no-any-return]
