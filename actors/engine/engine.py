@@ -165,7 +165,7 @@ class Engine:
                 if self._network is not None and self._listener is not None and self._copies is not None:
                     lending: Channel[Lending] = Channel(PLAN_SLOTS)
                     peers = PeerTraffic(self._network, self._listener, self._copies, lending)
-                    nursery.start_soon(lend_to_peers, self.block_manager, lending, moves)
+                    nursery.start_soon(lend_to_peers, self.block_manager, lending, moves, self.inbox)
                     nursery.start_soon(fetch_from_peers, self.block_manager, self._fetches, moves)
                 nursery.start_soon(run_mover, self.carrier, moves, plans, moved, delay, self._write_rate, peers)
             nursery.start_soon(run_block_manager, self.block_manager, reserve, granted, flush_events, moves)

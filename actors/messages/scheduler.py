@@ -85,7 +85,9 @@ class ResetPrefixCache:
 
 @attrs.frozen
 class AnnounceKeys:
-    """Send a report now, with the keys that the block manager has to announce. Sent within the engine."""
+    """Send a report now, with the keys that the block manager has to announce, and the number of its free blocks.
+
+    Sent within the engine."""
 
 
 @attrs.frozen

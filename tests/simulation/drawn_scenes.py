@@ -49,6 +49,14 @@ def leaving_at_once(rng: random.Random, arrivals: Sequence[Arrival], at_s: float
     )
 
 
+def leaving_soon(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:
+    """Have most clients leave, some of them while their blocks are on the way to a busy engine."""
+    return tuple(
+        attrs.evolve(one, leaves_after_s=round(rng.uniform(0.02, 0.25), 6)) if rng.random() < 0.6 else one
+        for one in arrivals
+    )
+
+
 def draw_pushed_out(rng: random.Random, num_blocks: int) -> list[Arrival]:
     """Draw a prompt, others that push it off the device, and the same again; nothing on large devices."""
     if num_blocks > EASILY_FILLED:

@@ -14,7 +14,7 @@ import attrs
 from tests.simulation.aims import AT_ONCE, CAUSES, OF_LEAVING, OF_TIERS, Aim, aim_of
 from tests.simulation.arrival import Arrival
 from tests.simulation.drawn_arrivals import Mix, draw_afterwards, draw_arrivals
-from tests.simulation.drawn_scenes import draw_expiry, draw_pushed_out, gathered_around, leaving_at_once
+from tests.simulation.drawn_scenes import draw_expiry, draw_pushed_out, gathered_around, leaving_at_once, leaving_soon
 from tests.simulation.drawn_setup import NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup
 from tests.simulation.drawn_tools import BLOCKS_WITH_TOOLS, LEN_WITH_TOOLS, with_tools
 from tests.simulation.points import Point, all_points
@@ -111,8 +111,8 @@ CROWD_BLOCKS = 13
 """...and the blocks that each of them needs, and a few more."""
 ENDS_ITS_OWN = 300
 """The amount of a drain whose engine ends its own sequences if there is time."""
-SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FULL_DISKS = 0.8, 0.08, 0.04
-SHARE_OF_TOOLS, SHARE_OF_EXPIRIES = 0.35, 0.6
+SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.2, 0.04
+SHARE_OF_TOOLS, SHARE_OF_EXPIRIES = 0.3, 0.4
 """Of the seeds in which a scene is possible."""
 
 
@@ -153,10 +153,13 @@ def _with_scenes(
         death = Fault(len(faults), "kill engine", 0.05)
         setup = attrs.evolve(setup, engine={**setup.engine, "submit_slots": 2})
         return setup, leaving_at_once(rng, arrivals, death.at_s), (*faults, death)
+    if "has_peers" in setup.engine and faults and rng.random() < SHARE_OF_FETCHES:
+        slow = Fault(len(faults), "slow passes", lasts_s=3.0, engine=1, amount=8)
+        return setup, leaving_soon(rng, arrivals), (*faults, slow)
     if faults and rng.random() < SHARE_OF_FULL_DISKS:
         setup = attrs.evolve(setup, segment_bytes=SMALL_SEGMENT, ledger_padding=NEARLY_FULL)
         return setup, arrivals, (*faults, Fault(len(faults), "disk full", lasts_s=3.0))
-    if "has_peers" not in setup.engine and rng.random() < SHARE_OF_TOOLS:
+    if rng.random() < SHARE_OF_TOOLS:
         max_model_len = setup.engine["max_model_len"]
         if setup.engine["num_blocks"] >= BLOCKS_WITH_TOOLS and all(len(a.prompt) < max_model_len for a in arrivals):
             setup = attrs.evolve(setup, engine={**setup.engine, "max_model_len": LEN_WITH_TOOLS})

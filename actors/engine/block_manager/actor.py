@@ -87,13 +87,17 @@ async def answer_look_ups(
 
 
 async def lend_to_peers(
-    block_manager: BlockManager, inbox: Receiver[LendingMessage], moves: Poster[MoverRequest]
+    block_manager: BlockManager,
+    inbox: Receiver[LendingMessage],
+    moves: Poster[MoverRequest],
+    scheduler: Poster[AnnounceKeys],
 ) -> None:
-    """Lend blocks that other engines fetch, until cancelled."""
+    """Lend blocks that other engines fetch, until cancelled. When all are back, a report says that they are free."""
     while True:
         for message in await inbox.receive_all():
             if not isinstance(message, Lend):
-                block_manager.lending.end(message.number)
+                if block_manager.lending.end(message.number):
+                    scheduler.post(AnnounceKeys())
             elif (lent := block_manager.lending.lend(message)) is not None:
                 moves.post(lent)
 

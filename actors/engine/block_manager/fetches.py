@@ -63,4 +63,4 @@ class Fetches:
 
     def end(self, sequence_id: int) -> None:
         """Fetch nothing more for a sequence, which will not arrive."""
-        self._tiers.end_fetch(sequence_id)
+        self._tiers.forget(sequence_id)

@@ -35,11 +35,17 @@ class Lending:
             return None
         return self._hold(lend.number, blocks)
 
-    def end(self, number: int) -> None:
-        """Release what was lent, or wait no longer. Ignored if that is over."""
+    def end(self, number: int) -> bool:
+        """Release what was lent, or wait no longer. Return whether these were the last blocks.
+
+        Ignored if it is over.
+        """
         self._waiting.pop(number, None)
-        if blocks := self._lent.pop(number, None):
-            self._pool.release(blocks)
+        blocks = self._lent.pop(number, None)
+        if blocks is None:
+            return False
+        self._pool.release(blocks)
+        return not self._lent
 
     def take_ready(self) -> list[Lent]:
         """Lend what has been committed since it was asked for."""

@@ -186,7 +186,8 @@ class LowerTiers:
         return MissReason.CHEAPER_TO_COMPUTE if is_declined else None
 
     def forget(self, sequence_id: int) -> None:
-        """Note that a sequence has ended or was preempted."""
+        """Note that a sequence has ended, was preempted, or will not arrive. Nothing more is fetched for it."""
+        self._outbox.add(map(EndMove, self.loads.peer_moves_of(sequence_id)))
         self.loads.forget(sequence_id)
         self._cut.discard(sequence_id)
 
@@ -206,11 +207,6 @@ class LowerTiers:
         """Begin to load the next blocks of a candidate into `blocks`. It waits for them."""
         self.loads.begin(prompt, stretches, blocks, is_wanted=True)
         self.loading_ids.append(prompt.sequence_id)
-
-    def end_fetch(self, sequence_id: int) -> None:
-        """Fetch nothing more for a sequence that will not arrive."""
-        self._outbox.add(map(EndMove, self.loads.peer_moves_of(sequence_id)))
-        self.loads.forget(sequence_id)
 
     def on_late(self, late: MoveLate) -> LoadsOver | None:
         """Stop waiting for a late load. Return the scheduler's message; None if it is over or known to be late."""

@@ -92,8 +92,8 @@ class Batcher:
         self._state.forgets_outputs = True
 
     def announce_keys(self) -> None:
-        """Report the block manager's keys, even if nothing runs."""
-        self._state.cache_updates.announces_keys = True
+        """Report the block manager's keys, and how many blocks are free, even if nothing runs."""
+        self._state.cache_updates.announces_keys = self._state.report.is_due = True
 
     def end_group(self, group_id: int) -> None:
         """Expect no further sequences of a request."""

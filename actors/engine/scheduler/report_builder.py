@@ -29,6 +29,8 @@ class ReportBuilder:
     def _clear(self) -> None:
         self.num_preempted = 0
         self.num_pins_yielded = 0
+        self.is_due = False
+        """A report is wanted, even if it tells of nothing but free and cached blocks."""
         self._pinned: list[Columns] = []
         self._admitted: list[tuple[Any, ...]] = []
         self._spans: list[Columns] = []
@@ -62,6 +64,7 @@ class ReportBuilder:
             or self._shared_keys
             or self._unshared_keys
             or self._tiers
+            or self.is_due
         )
 
     def admit(

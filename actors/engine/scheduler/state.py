@@ -121,7 +121,7 @@ class SchedulerState:
         if sequence.status is Status.RUNNING:
             self._stop_running(sequence)
             self.cache_updates.freed_ids.append(sequence.id)
-        elif sequence.has_loaded:
+        elif sequence.has_loaded or sequence.peer is not None:  # blocks may be on their way, if it was never proposed
             self.cache_updates.freed_ids.append(sequence.id)
             if sequence.id in self.cache_updates.returned_ids:
                 self.cache_updates.returned_ids.remove(sequence.id)

@@ -58,6 +58,8 @@ class Side:
     answers: dict[int, Answer] = attrs.field(factory=dict)
     reports: Channel[EngineNews] = attrs.field(factory=lambda: Channel[EngineNews](8))
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    num_free_blocks: int | None = None
+    """As its last report says."""
 
     @property
     def peer(self) -> Peer:
@@ -77,6 +79,7 @@ class Side:
                 self._note(report)
 
     def _note(self, report: StepReport) -> None:
+        self.num_free_blocks = report.num_free_blocks
         num = len(report.admitted_ids)
         for at, sequence_id in enumerate(report.admitted_ids):
             tiers = (report.admitted_tiers or [{}] * num)[at] or {}

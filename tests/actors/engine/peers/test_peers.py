@@ -18,6 +18,7 @@ from quipu.actors.engine.peers.unix_link import UnixLink, UnixNetwork
 from quipu.actors.fleet.processes.link_tls import LinkTls
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.peers import EndFetch, Peer
+from quipu.actors.messages.scheduler import Abort
 from quipu.kernels.fake import FakeBackend
 from tests.actors.engine.engine_pairs import Admitted, Side, open_sides
 from tests.authorities import Authority
@@ -127,6 +128,21 @@ async def test_idle_engine_reports_what_it_has_fetched(monkeypatch: pytest.Monke
             await decode.engine.receive(EndFetch(1))
 
 
+async def test_idle_engine_reports_what_comes_back(autojump_clock: trio.testing.MockClock) -> None:
+    """When lent blocks are free again, this is reported, though no step runs any more."""
+    async with open_sides(2) as (prefill, decode):
+        first = await prefill.serve(1, PROMPT, ends_after_prefill=True)
+        backend, pool = decode.engine.executor.backend, prefill.engine.block_manager.pool
+        assert isinstance(backend, FakeBackend)
+        backend.dials.move_seconds = 1.0
+        rest = await decode.submit(1, PROMPT, output_token_ids=first.tokens, is_resumed=True, peer=prefill.peer)
+        await trio.sleep(0.5)
+        await prefill.serve(2, PROMPT[:BLOCK], max_tokens=1)
+        assert prefill.num_free_blocks == pool.num_free < pool.num_blocks - 1
+        await rest.over.wait()
+        assert prefill.num_free_blocks == pool.num_free == pool.num_blocks - 1
+
+
 async def test_never_arrives() -> None:
     """What was fetched for a sequence that does not arrive is released, and stays cached."""
     with trio.fail_after(60):
@@ -155,6 +171,22 @@ async def test_ends_before_the_pass_in_front_of_it() -> None:
             await other.over.wait()
             loads = decode.engine.block_manager.tiers
             assert loads is not None
+            await eventually(lambda: not loads.loads.are_under_way, "the fetch is over")
+            decode.check()
+
+
+async def test_leaves_before_its_turn() -> None:
+    """What waits for a peer's blocks is released with a sequence that arrives and ends before a step could have it."""
+    with trio.fail_after(10):
+        async with open_sides(2) as (prefill, decode):
+            loads = decode.engine.block_manager.tiers
+            assert loads is not None
+            await decode.fetch(1, PROMPT, prefill.peer)
+            await eventually(lambda: loads.loads.are_under_way, "the fetch has begun")
+            left = await decode.submit(1, PROMPT, output_token_ids=[7], is_resumed=True, peer=prefill.peer)
+            await decode.engine.receive(Abort(1))
+            await left.over.wait()
+            assert not left.admissions
             await eventually(lambda: not loads.loads.are_under_way, "the fetch is over")
             decode.check()
 
