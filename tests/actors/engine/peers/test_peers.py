@@ -175,20 +175,21 @@ async def test_ends_before_the_pass_in_front_of_it() -> None:
             decode.check()
 
 
-async def test_leaves_before_its_turn() -> None:
-    """What waits for a peer's blocks is released with a sequence that arrives and ends before a step could have it."""
-    with trio.fail_after(10):
-        async with open_sides(2) as (prefill, decode):
-            loads = decode.engine.block_manager.tiers
-            assert loads is not None
-            await decode.fetch(1, PROMPT, prefill.peer)
-            await eventually(lambda: loads.loads.are_under_way, "the fetch has begun")
-            left = await decode.submit(1, PROMPT, output_token_ids=[7], is_resumed=True, peer=prefill.peer)
-            await decode.engine.receive(Abort(1))
-            await left.over.wait()
-            assert not left.admissions
-            await eventually(lambda: not loads.loads.are_under_way, "the fetch is over")
-            decode.check()
+async def test_leaves_before_its_turn(autojump_clock: trio.testing.MockClock) -> None:
+    """What waits for a peer's blocks is released with a sequence that comes to a busy engine and ends before a step."""
+    async with open_sides(2) as (prefill, decode):
+        await decode.fetch(1, PROMPT, prefill.peer)
+        await trio.sleep(1)
+        backend = decode.engine.executor.backend
+        assert isinstance(backend, FakeBackend)
+        backend.dials.step_seconds = 1.0
+        other = await decode.submit(7, PROMPT[:BLOCK])
+        await trio.sleep(0.5)
+        left = await decode.submit(1, PROMPT, output_token_ids=[7], is_resumed=True, peer=prefill.peer)
+        await decode.engine.receive(Abort(1))
+        await other.over.wait()
+        assert left.over.is_set() and not left.admissions
+        decode.check()
 
 
 async def test_arrives_though_its_fetch_was_ended() -> None:
