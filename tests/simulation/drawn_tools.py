@@ -36,7 +36,7 @@ def _drawn(rng: random.Random, arrival: Arrival, max_model_len: int) -> Arrival:
         if len(prompt) + LEAST_ROOM <= max_model_len:
             arrival = attrs.evolve(arrival, prompt=prompt, shows_tools=True, marks=(), mark_positions=())
     script = tuple(ANY_LETTER for _ in range(rng.randint(0, 2)))
-    for _ in range(rng.choice((1, 1, 2))):
+    for _ in range(rng.choice((1, 1, 2, 3))):
         script += _call(rng)
     wanted = len(script) + rng.randint(0, 4) if rng.random() < 0.8 else rng.randint(1, len(script))
     return attrs.evolve(

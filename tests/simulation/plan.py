@@ -159,7 +159,8 @@ def _with_scenes(
     if faults and rng.random() < SHARE_OF_FULL_DISKS:
         setup = attrs.evolve(setup, segment_bytes=SMALL_SEGMENT, ledger_padding=NEARLY_FULL)
         return setup, arrivals, (*faults, Fault(len(faults), "disk full", lasts_s=3.0))
-    if rng.random() < SHARE_OF_TOOLS:
+    reads_again = any(fault.point is not None and fault.point.actor == "detokenizer" for fault in faults)
+    if rng.random() < (1.0 if reads_again else SHARE_OF_TOOLS):
         max_model_len = setup.engine["max_model_len"]
         if setup.engine["num_blocks"] >= BLOCKS_WITH_TOOLS and all(len(a.prompt) < max_model_len for a in arrivals):
             setup = attrs.evolve(setup, engine={**setup.engine, "max_model_len": LEN_WITH_TOOLS})
