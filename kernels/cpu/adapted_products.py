@@ -21,6 +21,9 @@ from ..adapters.named_weights import NamedWeights, Part
 from ..batch import StepBatch
 from .program import STORED, LowRankMatrices, LowRankPart, RowAdapters
 
+TILE_DEPTH = 32
+"""Values of a row that are multiplied at once; `kPairStep` in csrc/vec/pairs.h."""
+
 
 @attrs.frozen(eq=False)
 class Table:
@@ -28,7 +31,7 @@ class Table:
 
     entries: torch.Tensor
     width: int
-    """Columns of the product with A: the highest rank of all parts, in whole vectors."""
+    """Floats that a row of the product with A takes at the highest rank of all parts."""
 
     @property
     def address(self) -> int:
@@ -54,7 +57,7 @@ class AdaptedProducts(AdapterSlots):
         self._is_paired = dtype == torch.bfloat16 and bool(library.quipu_multiplies_pairs())
         self._num_slots = max_loras
         self._tables = {
-            key: Table(torch.zeros(max_loras, dtype=torch.int64), self._whole_vecs(len(parts) * max_rank))
+            key: Table(torch.zeros(max_loras, dtype=torch.int64), self._stored_width(len(parts), max_rank))
             for key, (_, parts) in weights.matrices.items()
         }
         self._entries: dict[int, list[_Entry]] = {}
@@ -85,13 +88,14 @@ class AdaptedProducts(AdapterSlots):
     def _pack(self, parts: tuple[Part, ...], matrices: Mapping[str, LowRank]) -> _Entry | None:
         """Return the matrices of a product of these parts; None if the adapter changes none of them."""
         stacked, packed = [], []
-        first = row = 0
+        first = row = place = 0
         for part in parts:
             low = matrices.get(part.module)
             if low is not None:
                 stacked.append(low.a_RI)
-                packed.append(_PackedPart.of(low.b_OR, row, first, self._panel))
+                packed.append(_PackedPart.of(low.b_OR, row, first, place, self._panel))
                 first += low.rank
+                place += _whole_tiles(low.rank)
             row += part.rows
         if not stacked:
             return None
@@ -107,12 +111,22 @@ class AdaptedProducts(AdapterSlots):
             a=a_VIL.data_ptr(),
             parts=ctypes.addressof(structs),
         )
-        return _Entry(struct, (structs, a_VIL, *(part.b_PRC for part in packed)))
+        return _Entry(struct, (structs, a_VIL, *(part.memory for part in packed)))
+
+    def _stored_width(self, num_parts: int, max_rank: int) -> int:
+        """Return how many floats a row of a product with A takes; two columns fit into one if it is stored rounded."""
+        if self._is_paired:
+            return num_parts * _whole_tiles(max_rank) // 2
+        return self._whole_vecs(num_parts * max_rank)
 
     def _whole_vecs(self, rank: int) -> int:
         """Return how many columns a product with A has: whole vectors, or panels where pairs are multiplied."""
         whole = self._panel if self._is_paired else self._lanes
         return -(-rank // whole) * whole
+
+
+def _whole_tiles(rank: int) -> int:
+    return -(-rank // TILE_DEPTH) * TILE_DEPTH
 
 
 def _packed(groups_GCK: torch.Tensor) -> torch.Tensor:
@@ -126,13 +140,13 @@ def _packed(groups_GCK: torch.Tensor) -> torch.Tensor:
 @attrs.frozen(eq=False)
 class _PackedPart:
     struct: LowRankPart
-    b_PRC: torch.Tensor
+    memory: torch.Tensor
 
     @classmethod
-    def of(cls, b_OR: torch.Tensor, row: int, first: int, panel: int) -> _PackedPart:
+    def of(cls, b_OR: torch.Tensor, row: int, first: int, place: int, panel: int) -> _PackedPart:
         """Pack the rows of B that change a product from `row` on, in the panels of the product.
 
-        `first`: the first column that they are multiplied with.
+        `first`: the first column that they are multiplied with, stored at `place`.
         """
         rows, rank = b_OR.shape
         first_panel, num_panels = row // panel, -(-(row + rows) // panel) - row // panel
@@ -140,5 +154,9 @@ class _PackedPart:
         before = row - first_panel * panel
         whole_OR[before : before + rows] = b_OR
         b_PRC = _packed(whole_OR.view(num_panels, panel, rank))
-        struct = LowRankPart(first_panel=first_panel, num_panels=num_panels, first=first, rank=rank, b=b_PRC.data_ptr())
-        return cls(struct, b_PRC)
+        # tiles reach beyond the rank, to numbers that are multiplied by 0: of the next panel, and at the end these
+        memory = torch.cat((b_PRC.flatten(), b_PRC.new_zeros(TILE_DEPTH * panel)))
+        struct = LowRankPart(
+            first_panel=first_panel, num_panels=num_panels, first=first, rank=rank, place=place, b=memory.data_ptr()
+        )
+        return cls(struct, memory)

@@ -75,7 +75,7 @@ class LowRankPart(ctypes.Structure):
     """Some columns of such a product; csrc/linear/low_rank.h documents the fields."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("first_panel", "num_panels", "first", "rank")),
+        *((name, ctypes.c_int64) for name in ("first_panel", "num_panels", "first", "rank", "place")),
         ("b", ctypes.c_void_p),
     )
 

@@ -47,7 +47,7 @@ static const Field kLowRankFields[] = {
 };
 
 static const Field kLowRankPart[] = {
-    PART(first_panel), PART(num_panels), PART(first), PART(rank), PART(b), {nullptr, sizeof(LowRankPart), 0},
+    PART(first_panel), PART(num_panels), PART(first), PART(rank), PART(place), PART(b), {nullptr, sizeof(LowRankPart), 0},
 };
 
 extern "C" const void* quipu_layout(int32_t which) {

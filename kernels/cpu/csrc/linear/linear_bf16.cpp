@@ -5,9 +5,12 @@
 #include "../vec/vec.h"
 
 #ifdef QUIPU_PAIRS
+#include <vector>
+
 #include "../rows/activate.h"
 #include "../vec/buffer.h"
 #include "../vec/pairs.h"
+#include "low_rank_bf16.h"
 #include "pieces.h"
 #include "rounded_rows.h"
 
@@ -112,17 +115,29 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
                 if (is_needed(op, pass, row + m, row + m + count, (first + panels) * kPanel)) go(m, count);
             }
         };
+        static thread_local std::vector<FurtherRows> further_rows;  // of each step
+        further_rows.clear();
+        if (Pairs::kTakesFurther && op.v) each_step([&](int64_t m, int64_t count) { further_rows.emplace_back(op, row + m, count); });
         int64_t depth = Pairs::depth(rows);
         for (int64_t i = 0; i < parts * panels; i++) {
             const bf16* panel = parts_of[i / panels] + i % panels * kPanel * num_k;
-            for (int64_t k = 0; k < num_k; k += depth)
+            for (int64_t k = 0, step; k < num_k; k += depth) {
+                step = 0;
                 each_step([&](int64_t m, int64_t count) {
+                    Pairs::Further further[4];
+                    int64_t num_further = 0;
+                    if (!further_rows.empty() && k + depth >= num_k && further_rows[step].any())
+                        num_further = further_rows[step].of_panel(i / panels * num_panels + first + i % panels, further);
                     pairs.add(x + (row + m) * x_stride + k, x_stride, count, packed(panel + k * kPanel), std::min(depth, num_k - k), k == 0,
-                              sums.at(i, m), kPanel, ahead[i / panels]);
+                              sums.at(i, m), kPanel, ahead[i / panels], further, num_further);
+                    step++;
                 });
+            }
         }
+        int64_t step = 0;
         each_step([&](int64_t m, int64_t count) {
-            for (int64_t part = 0; op.v && part < parts; part++)
+            bool is_added = !further_rows.empty() && further_rows[step++].any();
+            for (int64_t part = 0; op.v && !is_added && part < parts; part++)
                 add_low_rank(op, row + m, count, part * num_panels + first, panels, {sums.at(part * panels, m), kPanel, rows * kPanel});
             if (op.activation) finish_activated(op, row, m, count, first, panels, sums);
             else if (streamed) finish<true>(op, row, m, count, first, panels, sums);

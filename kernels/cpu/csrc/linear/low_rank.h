@@ -9,6 +9,7 @@
 struct LowRankPart {
     int64_t first_panel, num_panels;  // of the product; a panel at a border is in both parts, with 0 for the columns of the other
     int64_t first, rank;              // of x @ a.T
+    int64_t place;                    // of these columns where x @ a.T is stored rounded: a multiple of kPairStep
     const void* b;                    // [panel][rank][kPanel], in bfloat16 [panel][rank / 2][kPanel][2]
 };
 

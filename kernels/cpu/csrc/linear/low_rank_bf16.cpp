@@ -1,11 +1,12 @@
 // The two products of adapters in bfloat16, by pairs (vec/pairs.h). low_rank.cpp calls them.
 //
-// x @ a.T is stored rounded, in rows of twice Op::y_stride elements. What follows its columns is 0: the last value of a part
-// whose rank is odd is multiplied together with its neighbour, by a pair of which one half is 0.
+// x @ a.T is stored rounded, in rows of twice Op::y_stride elements. The columns of each part begin at a multiple of kPairStep, and
+// are padded with 0 to one, so that they are multiplied by tiles that reach beyond the part's rows of b.
 #include "low_rank.h"
 
 #ifdef QUIPU_PAIRS
 #include "../vec/pairs.h"
+#include "low_rank_bf16.h"
 #include "rounded_rows.h"
 
 namespace {
@@ -27,7 +28,16 @@ void shrink_rows(const Op& op, const LowRank& low, const int64_t* rows, int64_t 
     for (int64_t end = panel + panels; panel < end; panel++) {
         const bf16* a = static_cast<const bf16*>(low.a) + 2 * panel * vec;
         pairs.add(x, x_stride, count, Halves<2 * kLanes>{a, a + vec}, num_k, true, sums, kPanel);
-        for (int64_t m = 0; m < count; m++) round_row(sums + m * kPanel, kPanel, y + m * 2 * op.y_stride + panel * kPanel);
+        for (const LowRankPart* part = low.parts; part < low.parts + low.num_parts; part++) {
+            int64_t first = std::max(part->first, panel * kPanel), last = std::min(part->first + part->rank, (panel + 1) * kPanel);
+            bool ends = last == part->first + part->rank;
+            for (int64_t m = 0; m < count && first < last; m++) {
+                bf16 rounded[kPanel], *of_part = y + m * 2 * op.y_stride + part->place;
+                round_row(sums + m * kPanel, kPanel, rounded);
+                std::copy_n(rounded + first - panel * kPanel, last - first, of_part + first - part->first);
+                if (ends) std::fill(of_part + part->rank, of_part + padded_depth(part->rank), 0);
+            }
+        }
     }
 }
 
@@ -51,9 +61,6 @@ void low_rank_bf16(const Op& op, const Pass& pass, const Worker& worker) {
             bf16* y = reinterpret_cast<bf16*>(op.y) + (first - adapted.starts[0]) * 2 * op.y_stride;
             int64_t count = std::min(kChunk, rows - row), panel = (item - before) % pieces;
             shrink_rows(op, *low, adapted.rows + first, count, panel, divided ? 1 : panels, y);
-            if (panel > 0) continue;
-            for (int64_t m = 0; m < count; m++)
-                std::fill(y + m * 2 * op.y_stride + panels * kPanel, y + (m + 1) * 2 * op.y_stride, 0);
         }
         before += num_items;
     }
@@ -76,15 +83,16 @@ void add_low_rank_bf16(const Op& op, const LowRank& low, const int64_t* rows, in
             for (int64_t p = first; p < last; p++) {
                 const bf16* b = static_cast<const bf16*>(part->b) + (p - part->first_panel) * rank * kPanel;
                 float* to = at + (p - panel) * sums.panel_stride;
+                Pairs::Further further{x + part->place, x_stride, b, rank};
                 if (together) {
-                    pairs.add_few(x + part->first, x_stride, some, b, rank, to, sums.row_stride);
+                    pairs.add_further(further, some, to, sums.row_stride);
                     continue;
                 }
                 auto each_row = [&](auto go) {
                     for (int64_t m = 0; m < some; m++) go(to + (rows[m] - rows[0]) * sums.row_stride, kept + m * kPanel);
                 };
                 each_row([](float* of_row, float* copy) { memcpy(copy, of_row, kPanel * sizeof(float)); });
-                pairs.add_few(x + part->first, x_stride, some, b, rank, kept, kPanel);
+                pairs.add_further(further, some, kept, kPanel);
                 each_row([](float* of_row, float* copy) { memcpy(of_row, copy, kPanel * sizeof(float)); });
             }
         }

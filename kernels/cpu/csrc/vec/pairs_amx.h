@@ -40,11 +40,21 @@ public:
         int64_t lines_ = 0;  // with each step
     };
 
-    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
-    // padded with 0 to a multiple of kPairStep.
+    // A further product that is added to the same sums: rows padded with 0 to a multiple of kPairStep, and a packed panel, where as
+    // much can be read, of finite numbers.
+    struct Further {
+        const bf16* x;
+        int64_t x_stride;
+        const bf16* panel;
+        int64_t num_k;
+    };
+    static constexpr bool kTakesFurther = true;
+
+    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number, and then `further`. Rows of
+    // x are padded with 0 to a multiple of kPairStep.
     template <int64_t kStep>
     void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
-             int64_t sums_stride, Ahead& ahead) {
+             int64_t sums_stride, Ahead& ahead, const Further* further = nullptr, int64_t num_further = 0) {
         int64_t whole = num_k / kPairStep * kPairStep;
         alignas(64) bf16 rest[kPairStep * kPanel];  // the end of a panel that is not a multiple of a tile's depth, padded with zeros
         if (whole < num_k) memset(rest, 0, sizeof rest);
@@ -58,8 +68,9 @@ public:
             bool lower = tiles_.configure(count, kPairStep / 2);
             const bf16* at = x + row * x_stride;
             float* to = sums + row * sums_stride;
-            if (lower) add_tiles<true>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride, ahead);
-            else add_tiles<false>(at, x_stride, panel, whole, num_k > whole ? rest : nullptr, fresh, to, sums_stride, ahead);
+            const bf16* end = num_k > whole ? rest : nullptr;
+            if (lower) add_tiles<true>(at, x_stride, panel, whole, end, fresh, to, sums_stride, ahead, further, num_further, row);
+            else add_tiles<false>(at, x_stride, panel, whole, end, fresh, to, sums_stride, ahead, further, num_further, row);
         }
     }
 
@@ -70,18 +81,10 @@ public:
         add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride, none);
     }
 
-    // sums[row][0 .. kPanel) += x[row] * panel over a few values, an even number: with tiles of no more than these, so that
-    // neither rows nor the panel are padded.
-    void add_few(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, float* sums, int64_t sums_stride) {
+    // Adds a further product alone.
+    void add_further(const Further& further, int64_t num_rows, float* sums, int64_t sums_stride) {
         Ahead none;
-        for (int64_t row = 0; row < num_rows; row += kRowsAtOnce)
-            for (int64_t k = 0; k < num_k; k += kPairStep) {
-                bool lower = tiles_.configure(std::min(kRowsAtOnce, num_rows - row), std::min(kPairStep, num_k - k) / 2);
-                const bf16 *at = x + row * x_stride + k, *right = panel + k * kPanel;
-                float* to = sums + row * sums_stride;
-                if (lower) add_tiles<true>(at, x_stride, packed(right), 0, right, false, to, sums_stride, none);
-                else add_tiles<false>(at, x_stride, packed(right), 0, right, false, to, sums_stride, none);
-            }
+        add(further.x, further.x_stride, num_rows, packed(further.panel), 0, false, sums, sums_stride, none, &further, 1);
     }
 
 private:
@@ -92,7 +95,8 @@ private:
     // Sums in tiles 0 to 3, the left-hand side in 4 and 5, the right-hand side in 6 and 7.
     template <bool kLower, int64_t kStep>
     static void add_tiles(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t whole, const bf16* rest, bool fresh,
-                          float* sums, int64_t sums_stride, Ahead& ahead) {
+                          float* sums, int64_t sums_stride, Ahead& ahead, const Further* further = nullptr, int64_t num_further = 0,
+                          int64_t row = 0) {
         int64_t sum_bytes = sums_stride * static_cast<int64_t>(sizeof(float));
         float* lower = sums + kTileRows * sums_stride;
         Tiles::compiler_barrier(rest);
@@ -111,24 +115,28 @@ private:
                 _tile_loadd(3, lower + kLanes, sum_bytes);
             }
         }
-        auto step = [&](const bf16* left, auto right, int64_t k) __attribute__((always_inline)) {
+        auto step = [&](const bf16* left, int64_t stride, auto right, int64_t k) __attribute__((always_inline)) {
             constexpr int64_t bytes = decltype(right)::kBytes;  // from one pair's columns to the next
             _tile_loadd(6, right.at_first(k), bytes);
             _tile_loadd(7, right.at_second(k), bytes);
-            _tile_loadd(4, left, x_stride * 2);
+            _tile_loadd(4, left, stride * 2);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             if (kLower) {
-                _tile_loadd(5, left + kTileRows * x_stride, x_stride * 2);
+                _tile_loadd(5, left + kTileRows * stride, stride * 2);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
             }
         };
         for (int64_t k = 0; k < whole; k += kPairStep) {
             ahead.advance();
-            step(x + k, panel, k);
+            step(x + k, x_stride, panel, k);
         }
-        if (rest) step(x + whole, packed(rest), 0);
+        if (rest) step(x + whole, x_stride, packed(rest), 0);
+        for (int64_t i = 0; i < num_further; i++) {
+            const Further& f = further[i];
+            for (int64_t k = 0; k < f.num_k; k += kPairStep) step(f.x + row * f.x_stride + k, f.x_stride, packed(f.panel), k);
+        }
         _tile_stored(0, sums, sum_bytes);
         _tile_stored(1, sums + kLanes, sum_bytes);
         if (kLower) {

@@ -40,15 +40,22 @@ public:
         }
     }
 
+    struct Further {  // is added by itself
+        const bf16* x;
+        int64_t x_stride;
+        const bf16* panel;
+        int64_t num_k;
+    };
+    static constexpr bool kTakesFurther = false;
+
     template <int64_t kStep>
     void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
-             int64_t sums_stride, Ahead&) {
+             int64_t sums_stride, Ahead&, const Further* = nullptr, int64_t = 0) {
         add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride);
     }
 
-    // The same over a few values, added to sums.
-    void add_few(const bf16* x, int64_t x_stride, int64_t num_rows, const bf16* panel, int64_t num_k, float* sums, int64_t sums_stride) {
-        add(x, x_stride, num_rows, packed(panel), num_k, false, sums, sums_stride);
+    void add_further(const Further& further, int64_t num_rows, float* sums, int64_t sums_stride) {
+        add(further.x, further.x_stride, num_rows, packed(further.panel), further.num_k, false, sums, sums_stride);
     }
 
 private:
