@@ -1,6 +1,6 @@
 """Starts a process of one of our own programs, with a socket as its standard input.
 
-Used by `chat_process.py`, `grammar_process.py` and `web/api/admin/report_process.py`. What must always hold: if the
+Used by `chat_process.py`, `image_pool.py` and `web/api/admin/report_process.py`. What must always hold: if the
 process was not started, no descriptor is left open.
 """
 

@@ -17,8 +17,7 @@ from ..fleet.forks.fork_server import FATAL, Fork, ForkServer
 from ..messages.grammar import GrammarSpec
 from ..messages.outcomes import ErrorKind, RequestError
 from ..threads import run_in_thread
-
-READ_BYTES = 1 << 18
+from .exact_receive import receive_exactly
 
 
 class ProcessGone(Exception):
@@ -94,20 +93,11 @@ class GrammarProcess:
         try:
             with trio.move_on_after(timeout_s) as scope:
                 await self._stream.send_all(frame_of(json.dumps(job).encode()))
-                (num_bytes,) = LENGTH.unpack(await self._receive(LENGTH.size))
-                answer = json.loads(await self._receive(num_bytes))
+                (num_bytes,) = LENGTH.unpack(await receive_exactly(self._stream, LENGTH.size))
+                answer = json.loads(await receive_exactly(self._stream, num_bytes))
                 self._is_broken = False
         except (OSError, trio.BrokenResourceError, EOFError):
             raise ProcessGone(await self.end()) from None  # nothing but its end closes its socket
         if scope.cancelled_caught:
             raise ProcessGone(None)
         return answer
-
-    async def _receive(self, num_bytes: int) -> bytes:
-        data = bytearray()
-        while len(data) < num_bytes:
-            received = await self._stream.receive_some(min(READ_BYTES, num_bytes - len(data)))
-            if not received:
-                raise EOFError
-            data += received
-        return bytes(data)

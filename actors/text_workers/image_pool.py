@@ -27,7 +27,8 @@ from ..tokenizer.encoder import EncodedChat
 from ..tokenizer.encoding_errors import ImageRefused, WorkerUnavailable
 from ..tokenizer.image_placeholders import with_images
 from .child_start import start_child
-from .image_worker import LENGTH
+from .exact_receive import receive_exactly
+from .image_worker import LENGTH, PIXELS
 
 log = structlog.get_logger()
 
@@ -42,7 +43,7 @@ LIMIT_S = 5.0
 """Processor time of one image, many times what the largest needs."""
 TIMEOUT_S = 60.0
 """A process gets a tenth of a busy processor, and may have to be started."""
-READ_BYTES = 1 << 20
+MAX_REASON_BYTES = 1000
 MISSING = "this server cannot decode images: Pillow is not installed (pip install 'quipu-llm[images]')"
 
 
@@ -60,21 +61,17 @@ class _Process:
         self._process = process
         self._stream = stream
 
-    async def decode(self, settings: bytes, data: bytes) -> bytes:
-        """Return the answer. Raises OSError or EOFError if the process ends."""
+    async def decode(self, settings: bytes, data: bytes, num_pixel_bytes: int) -> bytes:
+        """Return the answer. Raises OSError or EOFError if the process ends, or sends anything else."""
         await self._stream.send_all(LENGTH.pack(len(settings)) + settings + LENGTH.pack(len(data)))
         await self._stream.send_all(data)
-        (num_bytes,) = LENGTH.unpack(await self._receive(LENGTH.size))
-        return await self._receive(num_bytes)
-
-    async def _receive(self, num_bytes: int) -> bytes:
-        data = bytearray()
-        while len(data) < num_bytes:
-            received = await self._stream.receive_some(min(READ_BYTES, num_bytes - len(data)))
-            if not received:
-                raise EOFError
-            data += received
-        return bytes(data)
+        (num_bytes,) = LENGTH.unpack(await receive_exactly(self._stream, LENGTH.size))
+        if num_bytes > max(1 + num_pixel_bytes, MAX_REASON_BYTES):
+            raise EOFError
+        answer = await receive_exactly(self._stream, num_bytes)
+        if answer[:1] == PIXELS and num_bytes != 1 + num_pixel_bytes:
+            raise EOFError
+        return answer
 
     async def end(self, *, wait_s: float = 0.0) -> int | None:
         """Kill the process, after it had time to end by itself. Return its exit code."""
@@ -97,6 +94,7 @@ class ImagePool:
         self._idle: list[_Process] = []
         self._nursery: trio.Nursery | None = None
         sizes = {} if wanted is None else attrs.asdict(wanted)
+        self._num_pixel_bytes = 0 if wanted is None else len("RGB") * wanted.height * wanted.width
         self._settings = json.dumps({**sizes, "max_pixels": MAX_PIXELS, "limit_s": LIMIT_S}).encode()
 
     @classmethod
@@ -175,7 +173,8 @@ class ImagePool:
         try:
             with trio.move_on_after(TIMEOUT_S):
                 try:
-                    answer = await process.decode(self._settings, image.data.encode("ascii", "replace"))
+                    data = image.data.encode("ascii", "replace")
+                    answer = await process.decode(self._settings, data, self._num_pixel_bytes)
                     is_usable = True
                 except (OSError, EOFError, trio.BrokenResourceError):
                     code = await process.end(wait_s=1.0)
@@ -185,7 +184,8 @@ class ImagePool:
             elif code is None:
                 await process.end()
         if is_usable:
-            return answer[1:] if answer[:1] == b"\1" else ImageRefused(_refusal(image, answer[1:].decode()))
+            found = answer[1:]
+            return found if answer[:1] == PIXELS else ImageRefused(_refusal(image, found.decode("utf-8", "replace")))
         slow = code in (None, -signal.SIGPROF)
         return ImageRefused(_refusal(image, "it takes too long to decode" if slow else "it ends its decoder"))
 

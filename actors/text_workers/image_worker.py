@@ -25,6 +25,8 @@ from ..fleet.processes.child import become_child
 MEMORY_BYTES = 1 << 30
 """Address space of one process: several times the largest image."""
 LENGTH = struct.Struct("<I")
+PIXELS = b"\1"
+"""The first byte of an answer that is no refusal."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_RATIO = 20
 """Of the longer side to the shorter one: scaling makes the shorter one as long as the model wants it."""
@@ -52,7 +54,7 @@ def main() -> None:
 
 def _answer(settings: dict[str, Any], data: bytes) -> bytes:
     try:
-        return b"\1" + decode(data, settings)
+        return PIXELS + decode(data, settings)
     except _Refused as error:
         return b"\0" + str(error).encode()
     except MemoryError:

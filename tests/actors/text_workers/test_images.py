@@ -17,7 +17,7 @@ from transformers import LlavaImageProcessorPil
 from quipu.actors.messages.images import EncodedImage, ImageFormat
 from quipu.actors.text_workers import image_pool
 from quipu.actors.text_workers.image_pool import ImagePool
-from quipu.actors.text_workers.image_worker import decode
+from quipu.actors.text_workers.image_worker import LENGTH, PIXELS, decode
 from quipu.actors.tokenizer.encoding_errors import ImageRefused
 
 FORMAT = ImageFormat(placeholder=9, num_tokens=4, shorter_side=24, height=20, width=20, resample=3)
@@ -69,6 +69,34 @@ async def test_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         await nursery.start(pool.run)
         with pytest.raises(ImageRefused, match="takes too long"):
             await pool.read([encoded(Image.effect_noise((3000, 3000), 50), "png")], "tenant")
+        nursery.cancel_scope.cancel()
+
+
+class Ended:
+    """A process that has ended."""
+
+    async def wait(self) -> int:
+        return 0
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answer", [LENGTH.pack(1 << 31), LENGTH.pack(3) + PIXELS + b"ab"])
+async def test_answer_that_is_none(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    """A damaged decoder is believed neither the length of its answer nor the number of its pixels."""
+
+    async def start(_: str) -> tuple[Ended, trio.abc.Stream]:
+        ours, theirs = trio.testing.memory_stream_pair()
+        await theirs.send_all(answer)
+        return Ended(), ours
+
+    monkeypatch.setattr(image_pool, "start_child", start)
+    async with trio.open_nursery() as nursery:
+        pool = ImagePool(FORMAT)
+        await nursery.start(pool.run)
+        with pytest.raises(ImageRefused, match="ends its decoder"):
+            await pool.read([EncodedImage("AAAA", "messages[0]")], "tenant")
         nursery.cancel_scope.cancel()
 
 
