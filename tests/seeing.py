@@ -64,4 +64,5 @@ def said(text: str) -> dict[str, Any]:
 
 def chat_body(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a chat of one message."""
-    return json.loads(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}))  # type: ignore[no-any-return]
+    body: dict[str, Any] = json.loads(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}))
+    return body
