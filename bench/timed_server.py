@@ -70,7 +70,7 @@ def main() -> int:
     watch(routes, "_read", "parse")
     watch(TextEncoder, "encode_chat", "tokenise")
     watch(TextEncoder, "encode_text", "tokenise")
-    watch(tokenizer, "chain_keys", "hash")
+    watch(tokenizer, "chain_image_keys", "hash")
     watch(Detokenizer, "_decode_slice", "detokenise")
     watch(Sink, "push", "write")
     return cli.main(["serve", *sys.argv[1:]])

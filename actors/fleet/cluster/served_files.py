@@ -26,6 +26,8 @@ SHARD_SUFFIX = ".safetensors"
 WEIGHTS_SUFFIXES = (SHARD_SUFFIX, ".gguf")
 QUANTIZED = "hf_quant_config.json"
 """How the weights are quantized, where the configuration does not say it: read by `--executor vllm`."""
+IMAGES = ("preprocessor_config.json", "processor_config.json")
+"""How images become numbers, for models that read them."""
 SERVED_FILES = (
     CONFIG,
     "generation_config.json",
@@ -37,6 +39,7 @@ SERVED_FILES = (
     "chat_template.json",
     INDEX,
     QUANTIZED,
+    *IMAGES,
 )
 """All but the weights. `additional_chat_templates/` is left out: the server renders chats from its own folder."""
 

@@ -18,12 +18,21 @@ from pathlib import Path
 from ...shared.checkpoint import CheckpointError
 from .digest_memo import DigestMemo, FileStamp, opened_memo
 from .manifest import HASHING_THREADS, PIECE_BYTES, hash_span
-from .served_files import CONFIG, INDEX, QUANTIZED, SERVED_FILES, is_file_name, list_served_files, open_unchanged
+from .served_files import (
+    CONFIG,
+    IMAGES,
+    INDEX,
+    QUANTIZED,
+    SERVED_FILES,
+    is_file_name,
+    list_served_files,
+    open_unchanged,
+)
 
 _WEIGHTS = frozenset({".safetensors", ".gguf", ".bin", ".pt", ".pth"})
 _DESCRIPTIONS = frozenset({".json", ".py"})
 """Configuration, and code that some models bring with them."""
-_OTHERS = frozenset(SERVED_FILES) - {CONFIG, INDEX, QUANTIZED} | {"vocab.json"}
+_OTHERS = frozenset(SERVED_FILES) - {CONFIG, INDEX, QUANTIZED, *IMAGES} | {"vocab.json"}
 """Files that texts and requests depend on: keys of blocks are made of token ids."""
 
 

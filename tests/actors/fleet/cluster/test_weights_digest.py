@@ -53,6 +53,7 @@ def test_contents_that_count(tmp_path: Path, reads: list[tuple[int, int]]) -> No
         "b.safetensors": bytes(range(250)) * 10,
         "quantize_config.json": b"{}",
         "modeling_it.py": b"pass",
+        "preprocessor_config.json": b"{}",
     }
     digests = {weights_digest(make_folder(tmp_path / "first", files))}
     assert digests == {weights_digest(make_folder(tmp_path / "second", files))}
@@ -65,7 +66,7 @@ def test_contents_that_count(tmp_path: Path, reads: list[tuple[int, int]]) -> No
         else:
             (folder / name).write_bytes(make_index(["b.safetensors", "a.safetensors"]))
             digests.add(weights_digest(folder))
-    assert len(digests) == 1 + 3 * 5 + 1
+    assert len(digests) == 1 + 3 * 6 + 1
     assert reads
 
 
