@@ -47,12 +47,11 @@ class Slice:
 
 
 @attrs.frozen
-class StackedMatrix:
-    """Implements `StoredMatrix`: one expert's matrix, stored `[expert, input, output]`."""
+class _Stacked:
+    """What is read of one tensor with numbers of all experts."""
 
     shape: tuple[int, ...]
     tensor: StoredTensor
-    slice: Slice
 
     layout = None
     format = None
@@ -60,6 +59,13 @@ class StackedMatrix:
     @property
     def stored(self) -> Sequence[StoredTensor]:
         return [self.tensor]
+
+
+@attrs.frozen
+class StackedMatrix(_Stacked):
+    """Implements `StoredMatrix`: one expert's matrix, stored `[expert, input, output]`."""
+
+    slice: Slice
 
     def rows(self, files: MappedFiles, first: int, count: int) -> torch.Tensor:
         of_expert = math.prod(self.tensor.shape[1:])
@@ -71,20 +77,11 @@ class StackedMatrix:
 
 
 @attrs.frozen
-class StackedRows:
+class StackedRows(_Stacked):
     """Implements `StoredMatrix`: one expert's matrix, of consecutive rows stored `[expert, output, input]`."""
 
-    shape: tuple[int, ...]
-    tensor: StoredTensor
     start: int
     """The first of its rows, of those of all experts."""
-
-    layout = None
-    format = None
-
-    @property
-    def stored(self) -> Sequence[StoredTensor]:
-        return [self.tensor]
 
     def rows(self, files: MappedFiles, first: int, count: int) -> torch.Tensor:
         width = self.shape[1]
@@ -94,19 +91,10 @@ class StackedRows:
 
 
 @attrs.frozen
-class StackedBias:
+class StackedBias(_Stacked):
     """Implements `StoredMatrix`: one expert's bias, stored `[expert, output]`."""
 
-    shape: tuple[int, ...]
-    tensor: StoredTensor
     slice: Slice
-
-    layout = None
-    format = None
-
-    @property
-    def stored(self) -> Sequence[StoredTensor]:
-        return [self.tensor]
 
     def rows(self, files: MappedFiles, first: int, count: int) -> torch.Tensor:
         return files.rows(self.tensor, self.slice.expert, 1)[0, self.slice.rows(first, count)]
@@ -164,7 +152,7 @@ def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
             raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
         for expert, part, of_part in _slices(tensor, kind, tensor.shape[-1]):
             shape = (tensor.shape[-1] // of_part.step, *(() if is_bias else (tensor.shape[1],)))
-            reader = StackedBias if is_bias else StackedMatrix
+            reader: type[StackedBias | StackedMatrix] = StackedBias if is_bias else StackedMatrix
             matrix = reader(shape, tensor, of_part)
             found[f"{prefix}.mlp.experts.{expert}.{part}.{'bias' if is_bias else 'weight'}"] = matrix
     return found
