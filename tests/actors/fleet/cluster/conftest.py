@@ -1,4 +1,4 @@
-"""One Ray cluster for the tests of a module."""
+"""One Ray cluster for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from tests.actors.fleet.cluster.ray_nodes import RayNodes, ray_environment, running_nodes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[RayNodes]:
     """Start Ray with a head node; tests add nodes and remove them again. No driver is connected.
 
-    It ends with the module, because its processes use a twentieth of a core even when idle.
+    It ends with the folder, because its processes use a twentieth of a core even when idle.
     """
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed (pip install './quipu_llm-….whl[ray]')")

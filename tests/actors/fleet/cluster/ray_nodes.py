@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, for tests.
 
 Each node has a raylet and an object store of its own, so what goes from one node to another goes over a socket.
-`conftest.py` starts one cluster per test module. It leaves nothing behind: no process, and no file outside its folder.
+`conftest.py` starts one cluster for all files. It leaves nothing behind: no process, and no file outside its folder.
 """
 
 from __future__ import annotations

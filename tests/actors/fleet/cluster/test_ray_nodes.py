@@ -15,7 +15,7 @@ def test_nodes_come_and_go(ray_cluster: RayNodes) -> None:
 
     with ray_cluster.connected():
         with ray_cluster.node() as first, ray_cluster.node() as second:
-            assert alive() == {ray_cluster.head_id, first, second}
+            eventually(lambda: alive() == {ray_cluster.head_id, first, second}, "no other node is listed any more")
             ray_cluster.remove_node(first, kill=True)
             ray_cluster.remove_node(second)
         eventually(lambda: alive() == {ray_cluster.head_id}, "only the head node is listed")
