@@ -46,20 +46,19 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard actors/shared/nativ
 	$(PIP) setuptools && $(BIN)/python -m scripts.install_torch $(TORCH) $(PIP_OPTIONS) \
 		&& $(PIP) --no-build-isolation -e .; installed=$$?; \
 	wait $$kernels && exit $$installed
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import quipu.actors.engine.engine_server, quipu.web.cli.serve'
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m quipu.kernels.cpu.build
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import quipu.actors.engine.engine_server, quipu.web.cli.serve; \
+		from quipu.kernels.cpu.build import main; main()'
 	@touch $@
 
-# the kernels compile while the rest is installed; then all sources, and the tests as pytest rewrites them: otherwise each
-# worker and each server would; meanwhile mypy reads the types of all libraries and sources, which it keeps
+# all kernels compile while the rest is installed; then all sources, and the tests as pytest rewrites them: otherwise
+# each worker and each server would; meanwhile mypy reads the types of all libraries and sources, which it keeps
 $(VENV)/installed-test: $(VENV)/installed
 	@echo "installing what the tests need"
-	@$(PIP) pytest transformers
 # instructor without its dependencies: it forbids the jiter that openai requires, and works with it
-	@$(BIN)/python -m tests.kernels.cpu.cpu_paths & kernels=$$!; \
+	@$(BIN)/python -m tests.kernels.cpu.compiled_paths & kernels=$$!; \
 	$(PIP) --no-build-isolation -e '.[test,bench]' && $(PIP) --no-deps instructor; installed=$$?; \
 	wait $$kernels && exit $$installed
-	@{ $(BIN)/python -m scripts.check_dependencies; $(BIN)/mypy > /dev/null; } & \
+	@$(BIN)/mypy > /dev/null & \
 	$(BIN)/python -m compileall -q $(SOURCES); compiled=$$?; \
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null; wait; exit $$compiled
 	@touch $@

@@ -151,7 +151,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SHARED, intermediate_size=96, num_attention_heads=2, num_key_value_heads=2, rope_parameters=_YARN,
     ),
     # a dense layer, and one whose experts' width is not divisible by any vector length
-    "qwen3-moe": lambda: Qwen3MoeConfig(  # type: ignore[call-arg]  # also accepts undeclared fields
+    "qwen3-moe": lambda: Qwen3MoeConfig(
         **_SHARED, intermediate_size=96, moe_intermediate_size=40, num_experts=11, num_experts_per_tok=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, norm_topk_prob=True, mlp_only_layers=[0],
         use_sliding_window=False,
@@ -167,7 +167,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         tie_word_embeddings=True, use_sliding_window=False,
     ),
     # norms of whole projections, after attention and MLP
-    "olmo2": lambda: Olmo2Config(  # type: ignore[call-arg]  # also accepts undeclared fields
+    "olmo2": lambda: Olmo2Config(
         **_SHARED, intermediate_size=96, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
     ),
     # another rotary embedding in the layer with a window

@@ -85,7 +85,7 @@ MORE: dict[str, PreTrainedConfig] = {
         **LATENT, **EXPERTS, num_hidden_layers=2, kv_lora_rank=32, q_lora_rank=48, qk_rope_head_dim=32,
         qk_nope_head_dim=64, v_head_dim=64, n_group=1, topk_group=1,
         # as in published checkpoints; transformers' class has no fields for them
-        scoring_func="sigmoid", topk_method="noaux_tc",  # type: ignore[call-arg]  # any keyword becomes an attribute
+        scoring_func="sigmoid", topk_method="noaux_tc",
     ),
     "glm 4 moe": Glm4MoeConfig(**SHARED, **EXPERTS, num_hidden_layers=2, n_group=1, topk_group=1, pad_token_id=None),
     "granite": GraniteConfig(**NO_HEADS, num_hidden_layers=2, pad_token_id=None),

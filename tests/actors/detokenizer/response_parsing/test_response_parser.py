@@ -105,7 +105,8 @@ def oracle(family: str, output: str, num: int = 0, each: bool = False) -> dict[s
             "content": TOOL_CALLS[family]["fields"]["content"],
         },
     }
-    return parse_response(output, spec, prefix="", tools=TOOL_SCHEMAS)
+    parsed: dict[str, Any] = parse_response(output, spec, prefix="", tools=TOOL_SCHEMAS)
+    return parsed
 
 
 def check(parsed: Parsed, message: dict[str, Any]) -> None:
