@@ -6,7 +6,7 @@ import random
 
 import attrs
 
-from tests.simulation.points import Point, all_points
+from tests.simulation.points import CALLING, Point, all_points
 
 OF_SEVERAL = frozenset({"Routed", "EngineClosing"})
 """Messages that are sent only where there are several engines..."""
@@ -27,10 +27,12 @@ RARE = frozenset(
         "RoleChanged",
         "EngineClosing",
         "DropAdapter",
+        "push",
         *OF_TIERS,
     }
 )
-"""Messages that are not sent in every run that could; more seeds aim at them."""
+"""Messages that are not sent in every run that could, and calls of which most are like each other; more seeds aim at
+them."""
 TIMES_RARE = 7
 CAUSES = {
     "EngineClosing": ("drain engine",),
@@ -51,6 +53,8 @@ CAUSES = {
 """The faults that bring a type of message about."""
 AT_ONCE = frozenset({"hang copies", "slow copies"})
 """Those of them that have to begin before what they disturb."""
+NTH_CALLS = (1, 2, 5, 12, 30, 80)
+"""Which call of a run raises: before most of them something has been done that may be lost."""
 EVERY = 8
 """One seed of so many aims at no point."""
 
@@ -71,5 +75,7 @@ def aim_of(seed: int, rng: random.Random) -> Aim | None:
     rare = [point for point in points if point.message in RARE]
     targets = [*points, *TIMES_RARE * rare, *points]
     point = targets[turn % len(targets)]
+    if point.moment in CALLING:
+        return Aim(point, rng.choice(NTH_CALLS))
     is_first = turn < len(points) or point.message in RARE
     return Aim(point, 1 if is_first else rng.choice((1, 1, 2, 5)))

@@ -41,6 +41,10 @@ class Arrival:
     prompt: tuple[int, ...]
     """The token ids, whatever is sent: they themselves, or what they are encoded from."""
     max_tokens: int
+    further: tuple[tuple[int, ...], ...] = ()
+    """More prompts of the same request, as token ids."""
+    part: int = 0
+    """Of one that is but a part of a request: which of its prompts it has."""
     text: str | None = None
     """Sent instead of the token ids."""
     chat: tuple[str, ...] = ()
@@ -71,6 +75,8 @@ class Arrival:
     """An output ends with so many calls."""
     shows_tools: bool = False
     """The tools are part of its chat."""
+    idempotency_key: str = ""
+    """Of the same tenant, a later request with the same is a retry of an earlier one. Empty: it says nothing."""
     priority: int = 0
     is_batch: bool = False
     leaves_after_s: float | None = None
@@ -83,11 +89,30 @@ class Arrival:
     after_reset: bool = False
     """The cache is reset just before it is sent."""
     is_pushed_out: bool = False
-    """What it has in common with earlier ones has been pushed off the device."""
+    """What it has in common with earlier ones has been pushed off the device..."""
+    is_kept: bool = False
+    """...but for what was marked and is pinned."""
 
     @property
     def request_id(self) -> str:
         return f"req-{self.number}"
+
+    @property
+    def parts(self) -> tuple[Arrival, ...]:
+        """The same request for each of its prompts alone."""
+        if not self.further:
+            return (self,)
+        prompts = enumerate((self.prompt, *self.further))
+        return tuple(attrs.evolve(self, prompt=prompt, further=(), part=part) for part, prompt in prompts)
+
+    @property
+    def num_outputs(self) -> int:
+        """All choices of all prompts: those of the first come first."""
+        return (1 + len(self.further)) * self.num_choices
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, (self.prompt, *self.further)))
 
     @property
     def grammar_text(self) -> str:

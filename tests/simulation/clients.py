@@ -131,12 +131,14 @@ class Clients:
             model=arrival.adapter or "demo",
             adapter=digest,
             parent=None if digest is None else "demo",
+            idempotency_key=arrival.idempotency_key or None,
+            idempotency_digest=f"{arrival.tenant} {arrival.idempotency_key}" if arrival.idempotency_key else None,
         )
 
     def _encode(self, arrival: Arrival) -> Encode:
         return Encode(
             request_id=arrival.request_id,
-            prompts=(_prompt(arrival),),
+            prompts=(_prompt(arrival), *map(TokenPrompt, arrival.further)),
             num_choices=arrival.num_choices,
             max_tokens=arrival.max_tokens,
             sampling=SamplingParams(

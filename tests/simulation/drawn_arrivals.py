@@ -12,6 +12,8 @@ from tests.simulation.arrival import ADAPTERS, AFTERWARDS, BLOCK, FIRST_ID, NUM_
 from tests.simulation.expected import answer_to, encoded, position_of, rendered
 
 MOST_ARRIVALS = 14
+SHARE_OF_LISTS = 0.1
+"""Of requests: those with several prompts."""
 LETTERS = string.ascii_letters + "  .,"
 
 
@@ -55,6 +57,8 @@ def draw_arrivals(rng: random.Random, mix: Mix) -> tuple[Arrival, ...]:
         if arrivals and rng.random() < mix.share_returning:
             again = rng.choice(arrivals)
             arrival = attrs.evolve(again, number=number, at_s=arrival.at_s)
+        if rng.random() < SHARE_OF_LISTS:
+            arrival = _with_further(rng, mix, arrival, arrivals, documents)
         if rng.random() < 0.25:
             stop = _draw_stop(rng, answer_to(arrival, mix.eos_token_ids).text)
             arrival = attrs.evolve(arrival, stop=stop, include_stop=rng.random() < 0.3)
@@ -125,12 +129,27 @@ def _with_wishes(rng: random.Random, mix: Mix, arrival: Arrival) -> Arrival:
         prompt_logprobs=rng.choice((0, 1)) if rng.random() < 0.05 else None,
         with_token_ids=rng.random() < 0.15,
         grammar=rng.choice((1, 2)) if rng.random() < 0.1 else 0,
+        idempotency_key=rng.choice(("", "", "", "one", "two")),
         priority=rng.choice((0, 0, 1, -1)),
         is_batch=rng.random() < 0.1,
         leaves_after_s=round(rng.uniform(0, 0.3), 6) if rng.random() < mix.share_leaving else None,
         read_pause_s=rng.choice((0.0, 0.0, 0.0, 0.05, 0.5)),
         deadline_s=round(rng.uniform(0.02, 1.5), 6) if rng.random() < 0.06 else None,
     )
+
+
+def _with_further(
+    rng: random.Random, mix: Mix, arrival: Arrival, arrivals: Sequence[Arrival], documents: Sequence[tuple[int, ...]]
+) -> Arrival:
+    """Add prompts to a request: others', its own once more, new ones, and such as begin alike."""
+    if arrival.chat or arrival.text is not None:
+        return arrival
+    earlier = [one.prompt for one in (*arrivals, arrival)]
+    further: list[tuple[int, ...]] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        prompt = rng.choice([rng.choice(earlier), rng.choice(documents), draw_ids(rng, rng.randint(1, 3 * BLOCK))])
+        further.append(prompt[: mix.max_model_len - arrival.max_tokens])
+    return attrs.evolve(arrival, further=tuple(further))
 
 
 def _draw_stop(rng: random.Random, text: str) -> tuple[str, ...]:
@@ -177,7 +196,8 @@ def _draw_found_again(rng: random.Random, tenant: str, stranger: str, eos_token_
     again = attrs.evolve(first, max_tokens=1)
     further = prompt + answer_to(first, eos_token_ids).token_ids + draw_ids(rng, rng.randint(1, BLOCK))
     goes_on = attrs.evolve(again, prompt=further, max_tokens=2)
-    return [first, again, attrs.evolve(again, tenant=stranger), goes_on]
+    in_a_list = attrs.evolve(again, prompt=draw_ids(rng, 3 * BLOCK), further=(further, prompt))
+    return [first, again, attrs.evolve(again, tenant=stranger), goes_on, in_a_list]
 
 
 def _draw_with_everything(rng: random.Random, tenant: str, eos_token_ids: tuple[int, ...]) -> Arrival:

@@ -1,17 +1,24 @@
-"""Draws what is rare by chance: who comes while an engine ends, leaves while it waits, or comes much later."""
+"""Draws what is rare by chance: who comes while an engine ends, leaves while it waits, marks much, or comes later."""
 
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Sequence
 
 import attrs
 
-from tests.simulation.arrival import BLOCK, TENANTS, Arrival
+from tests.simulation.arrival import BLOCK, TENANTS, Arrival, Mark
 from tests.simulation.drawn_arrivals import draw_ids
+from tests.simulation.expected import encoded, position_of, rendered
 
 LONG = 12
 """Tokens that an engine writes for a while."""
+CROWD = 80
+"""Clients whose admissions and ends fill what is left of the ledger's segment."""
+MARKED_BLOCKS = 9
+SMALL_FILLER_BLOCKS = 5
+"""As many as are not pinned, even if all are that may be."""
 FILLER_BLOCKS = 16
 EASILY_FILLED = 48
 """Blocks of an engine that a few requests fill."""
@@ -55,6 +62,40 @@ def leaving_soon(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arriv
         attrs.evolve(one, leaves_after_s=round(rng.uniform(0.02, 0.25), 6)) if rng.random() < 0.6 else one
         for one in arrivals
     )
+
+
+def crowding(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:
+    """Have many more clients come at once, with short prompts, before the others."""
+    crowd = [
+        Arrival(0, 0.0, rng.choice(TENANTS), draw_ids(rng, rng.randint(1, BLOCK)), LONG, ignores_eos=True)
+        for _ in range(CROWD)
+    ]
+    later = [attrs.evolve(one, at_s=round(one.at_s + 0.05, 6)) for one in arrivals]
+    return tuple(attrs.evolve(one, number=number) for number, one in enumerate((*crowd, *later)))
+
+
+def draw_marked(rng: random.Random, num_blocks: int) -> list[Arrival]:
+    """Draw chats that are marked, more of them than may be pinned; what pushes all else out; and the first again.
+
+    Nothing on large devices.
+    """
+    if num_blocks > EASILY_FILLED:
+        return []
+    content = ""
+    while len(encoded(rendered((content,)))) < MARKED_BLOCKS * BLOCK + BLOCK:
+        content += rng.choice(string.ascii_lowercase)
+    mark = Mark(0, len(content), is_long=rng.random() < 0.5)
+    prompt, position = encoded(rendered((content,))), position_of((content,), 0, len(content))
+    tenants = rng.sample(TENANTS, len(TENANTS))
+    marked = [
+        Arrival(0, 0.0, tenant, prompt, 1, chat=(content,), marks=(mark,), mark_positions=(position,))
+        for tenant in tenants[: 1 + num_blocks // 2 // MARKED_BLOCKS]
+    ]
+    fillers = [
+        Arrival(0, 0.0, marked[0].tenant, draw_ids(rng, SMALL_FILLER_BLOCKS * BLOCK + 1), 1)
+        for _ in range(-(-num_blocks // SMALL_FILLER_BLOCKS))
+    ]
+    return [*marked, *fillers, attrs.evolve(marked[0], is_kept=True)]
 
 
 def draw_pushed_out(rng: random.Random, num_blocks: int) -> list[Arrival]:

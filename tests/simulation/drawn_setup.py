@@ -13,7 +13,9 @@ from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID
 SMALL_SEGMENT = 128 << 10
 """Bytes of a segment of the ledger that a run fills, if the first lines are long..."""
 NEARLY_FULL = 30_000
-"""...such as these, which leave room for a few requests."""
+"""...such as these, which leave room for a few requests..."""
+HALF_FULL = 12_000
+"""...or these, for as many as do not allow for their ends, and for no spare segment yet."""
 
 
 @attrs.frozen
@@ -76,6 +78,8 @@ def draw_setup(rng: random.Random, message: str) -> Setup:
         engine["has_peers"] = True
         engine["prefill_local_tokens"] = rng.choice((0, 0, 2 * BLOCK))
         engine["engine_roles"] = ("prefill", "decode", "mixed")[:num_engines]
+    elif rng.random() < 0.2:
+        engine["on_engine_death"] = "fail"
     has_adapters = message == "DropAdapter" or (message not in OF_TIERS and rng.random() < 0.2)
     if has_adapters:
         engine["max_loras"] = len(ADAPTERS)

@@ -24,7 +24,11 @@ BLOCKS_WITH_TOOLS = 200
 
 def with_tools(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: int) -> tuple[Arrival, ...]:
     """Return the arrivals, a few of which may call tools."""
-    fit = [arrival.number for arrival in arrivals if len(arrival.prompt) + LEAST_ROOM <= max_model_len]
+    fit = [
+        arrival.number
+        for arrival in arrivals
+        if len(arrival.prompt) + LEAST_ROOM <= max_model_len and not arrival.further
+    ]
     chosen = rng.sample(fit, min(len(fit), rng.randint(1, MOST)))
     return tuple(_drawn(rng, one, max_model_len) if one.number in chosen else one for one in arrivals)
 

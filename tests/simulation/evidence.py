@@ -69,6 +69,11 @@ class Evidence:
         return self.seen.plan.setup.engine
 
     @property
+    def resumes_nothing(self) -> bool:
+        """Whether the requests of an engine that dies fail."""
+        return bool(self.engine.get("on_engine_death") == "fail")
+
+    @property
     def is_quiet(self) -> bool:
         """Whether no fault has happened."""
         return not self.seen.applied
@@ -84,8 +89,9 @@ class Evidence:
     def has_room(self) -> bool:
         """Whether the blocks of one engine hold everything that is asked for at once."""
         sizes = [
-            -(-(len(a.prompt) + a.max_tokens + 8) // BLOCK) * a.num_choices + a.num_choices
-            for a in self.seen.plan.all_arrivals
+            -(-(len(part.prompt) + part.max_tokens + 8) // BLOCK) * part.num_choices + part.num_choices
+            for arrival in self.seen.plan.all_arrivals
+            for part in arrival.parts
         ]
         return bool(sum(sizes) < self.engine["num_blocks"] * (1 - self.engine["watermark"]) - 1)
 
@@ -115,14 +121,15 @@ class Evidence:
         found = self.records.get(arrival.request_id, [])
         return found[0] if found else None
 
-    def answer(self, arrival: Arrival, choice: int = 0) -> Answer:
-        return answer_to(arrival, tuple(self.engine["eos_token_ids"]), choice, self.digest_of(arrival))
+    def answer(self, arrival: Arrival, output: int = 0) -> Answer:
+        part, choice = divmod(output, arrival.num_choices)
+        return answer_to(arrival.parts[part], tuple(self.engine["eos_token_ids"]), choice, self.digest_of(arrival))
 
     def digest_of(self, arrival: Arrival) -> str:
         return self.seen.adapters.get(arrival.adapter, "")
 
     def is_too_long(self, arrival: Arrival) -> bool:
-        return len(arrival.prompt) >= int(self.engine["max_model_len"])
+        return any(len(part.prompt) >= int(self.engine["max_model_len"]) for part in arrival.parts)
 
     def domain(self, arrival: Arrival) -> tuple[str, str, str]:
         """Return what two requests must have in common to share blocks."""
@@ -130,8 +137,9 @@ class Evidence:
 
     def sequences(self, arrival: Arrival) -> Iterator[tuple[int, ...]]:
         """Yield the tokens of each choice whose KV a pass has written: all but the last that is drawn."""
-        for choice in range(arrival.num_choices):
-            yield arrival.prompt + self.answer(arrival, choice).token_ids[:-1]
+        for part in arrival.parts:
+            for choice in range(arrival.num_choices):
+                yield part.prompt + self.answer(part, choice).token_ids[:-1]
 
     def computed(self, arrival: Arrival) -> Iterator[tuple[int, ...]]:
         """Yield the same with what an engine may compute before it hears that a stop string or a call is complete."""

@@ -94,19 +94,19 @@ def position_of(contents: tuple[str, ...], message: int, num_chars: int) -> int:
     return sum(end <= until for end in ends)
 
 
-def choice_seed(seed: int, choice: int) -> int:
-    """Return the seed of a choice: the first has the request's own, the others one that is derived from it."""
-    if choice == 0:
+def choice_seed(seed: int, part: int, choice: int) -> int:
+    """Return the seed of a choice: the very first has the request's own, the others one that is derived from it."""
+    if part == choice == 0:
         return seed
-    place = seed.to_bytes(8, "little") + bytes(4) + choice.to_bytes(4, "little")
+    place = seed.to_bytes(8, "little") + part.to_bytes(4, "little") + choice.to_bytes(4, "little")
     return int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "little")
 
 
 @lru_cache(maxsize=4096)
 def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...], choice: int = 0, adapter: str = "") -> Answer:
-    """Return what a choice of a request is, if nothing cuts it. `adapter`: the digest of its adapter."""
+    """Return what a choice of a request's first prompt is, if nothing cuts it. `adapter`: the digest of its adapter."""
     slots = [_slot(token_id, position, adapter) for position, token_id in enumerate(arrival.prompt)]
-    seed = choice_seed(arrival.seed, choice) if arrival.temperature > 0 else 0
+    seed = choice_seed(arrival.seed, arrival.part, choice) if arrival.temperature > 0 else 0
     heeds_eos = not arrival.ignores_eos or arrival.grammar  # which says where an output may end
     ends = (*arrival.stop_token_ids, *(eos_token_ids if heeds_eos else ()))
     text = ""

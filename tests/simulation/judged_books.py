@@ -28,6 +28,8 @@ def told_is_written(evidence: Evidence) -> Iterator[str]:
     for arrival, watched, record in evidence.recorded():
         name, starts = arrival.request_id, watched.numbers
         written = record.get("prompt_tokens"), record.get("cached_tokens")
+        if arrival.further:
+            starts = starts[-1:] if watched.has_finished else []  # numbers grow with each prompt that is admitted
         for start in starts:
             if (start.prompt_tokens, start.cached_tokens) != written:
                 yield f"{name} was told {start.prompt_tokens}, {start.cached_tokens}, its record says {written}"
@@ -54,14 +56,18 @@ def records_add_up(evidence: Evidence) -> Iterator[str]:
             if record["outcome"] == "finished":
                 yield f"{name} finished, and its prompt is unknown"
             continue
-        if prompt != len(arrival.prompt):
-            yield f"{name} has {prompt} prompt tokens instead of {len(arrival.prompt)}"
-        if cached is None or not 0 <= cached <= (prompt - 1) // BLOCK * BLOCK or cached % BLOCK:
+        is_cut = arrival.further and record["outcome"] != "finished"  # perhaps before all prompts were admitted
+        if prompt != arrival.num_prompt_tokens and not (is_cut and prompt < arrival.num_prompt_tokens):
+            yield f"{name} has {prompt} prompt tokens instead of {arrival.num_prompt_tokens}"
+        most = sum((len(part.prompt) - 1) // BLOCK * BLOCK for part in arrival.parts)
+        if cached is None or not 0 <= cached <= most or cached % BLOCK:
             yield f"{name} has {cached} cached of {prompt} prompt tokens"
             continue
         yield from _tiers_add_up(evidence, name, record)
         covered = cached + number("computed_tokens", 0) + number("restored_tokens", 0)
-        most = prompt * arrival.num_choices  # other choices read what the first has computed, or compute it
+        most = (
+            arrival.num_prompt_tokens * arrival.num_choices
+        )  # other choices read what the first has computed, or compute it
         if covered > most or (record["outcome"] == "finished" and covered < prompt):
             yield f"{name} covered {covered} of {prompt} prompt tokens: {record}"
         yield from _outputs_add_up(evidence, arrival, watched, record)
@@ -89,7 +95,7 @@ def _outputs_add_up(evidence: Evidence, arrival: Arrival, watched: Watched, reco
         yield f"{name} created {created} tokens and wrote {written}, with {len(arrival.marks)} marks"
     given = sum(piece.num_tokens for piece in watched.pieces)
     completion = number("completion_tokens", 0)
-    want = sum(evidence.answer(arrival, choice).num_tokens for choice in range(arrival.num_choices))
+    want = sum(evidence.answer(arrival, choice).num_tokens for choice in range(arrival.num_outputs))
     is_finished = record["outcome"] == "finished"
     if completion > want or (is_finished and completion != want) or given > completion:
         yield f"{name} has {completion} completion tokens, was given {given}, of {want}"
@@ -111,7 +117,7 @@ def work_is_done_once(evidence: Evidence) -> Iterator[str]:
         for field in ("recomputed_tokens", "moved_tokens", "engine_deaths"):
             if record.get(field):
                 yield f"{arrival.request_id} has {record[field]} {field}"
-        if record.get("restored_tokens", 0) > (BLOCK - 1) * arrival.num_choices:  # of a block that was copied
+        if record.get("restored_tokens", 0) > (BLOCK - 1) * arrival.num_outputs:  # of a block that was copied
             yield f"{arrival.request_id} has {record['restored_tokens']} restored tokens"
 
 

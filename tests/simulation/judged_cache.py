@@ -31,15 +31,20 @@ def cached_is_possible(evidence: Evidence) -> Iterator[str]:
             yield f"{name} has {cached} cached tokens, and reads no cache"
         reset_s = evidence.last_reset(watched)
         admitted_s = watched.opened_at + record["admitted_at"] - record["received_at"]
-        most = 0
+        there: list[Arrival] = []
         for other, others in evidence.requests():
             is_earlier = others.opened_at <= admitted_s + EPSILON_S and other.number != arrival.number
             is_earlier &= others.ended_at >= reset_s  # nothing is found that was over when the cache was reset
             # an engine may die before its admission is heard, and the next one find what it has computed
             is_earlier |= other.number == arrival.number and bool(record.get("engine_deaths"))
             if is_earlier and evidence.domain(other) == evidence.domain(arrival):
-                most = max(most, *(common(arrival.prompt, ids) for ids in evidence.computed(other)))
-        if cached > most // BLOCK * BLOCK:
+                there.append(other)
+        most = 0
+        for part in arrival.parts:
+            beside = [other for other in arrival.parts if other.part != part.part]  # admitted together, or one by one
+            found = (common(part.prompt, ids) for other in (*there, *beside) for ids in evidence.computed(other))
+            most += max(found, default=0) // BLOCK * BLOCK
+        if cached > most:
             yield f"{name} has {cached} cached tokens; at most {most} were ever there"
 
 
@@ -61,22 +66,29 @@ def _found(evidence: Evidence, recorded: list[tuple[Arrival, Watched, Record]]) 
     if not evidence.engine["enable_prefix_caching"]:
         return
     for arrival, watched, record in recorded:
-        if record.get("cached_tokens") is None or not arrival.reads_cache or arrival.is_pushed_out:
+        if record.get("cached_tokens") is None or not arrival.reads_cache or arrival.is_pushed_out or arrival.is_kept:
             continue
-        least, reset_s = 0, evidence.last_reset(watched)
+        there: list[tuple[int, ...]] = []
+        reset_s = evidence.last_reset(watched)
         for other, others, _ in recorded:
             if other.number == arrival.number or evidence.domain(other) != evidence.domain(arrival):
                 continue
             if others.opened_at < reset_s:
                 continue
             first = next((piece.at for piece in others.pieces if piece.num_tokens), None)
-            if first is not None and first + SETTLED_S < watched.opened_at:
-                least = max(least, common(arrival.prompt, other.prompt))
+            if first is not None and not other.further and first + SETTLED_S < watched.opened_at:
+                there.append(other.prompt)
             if others.has_finished and others.ended_at + SETTLED_S < watched.opened_at:
-                least = max(least, *(common(arrival.prompt, ids) for ids in evidence.sequences(other)))
-        least = min(least, len(arrival.prompt) - 1) // BLOCK * BLOCK
+                there += evidence.sequences(other)
+        least = sum(_least(part.prompt, there) for part in arrival.parts)
         if record["cached_tokens"] < least:
             yield f"{arrival.request_id} has {record['cached_tokens']} cached tokens; {least} were there"
+
+
+def _least(prompt: tuple[int, ...], there: list[tuple[int, ...]]) -> int:
+    """Return how many tokens of a prompt are found where these are there: whole blocks, but not its last token."""
+    found = max((common(prompt, ids) for ids in there), default=0)
+    return min(found, len(prompt) - 1) // BLOCK * BLOCK
 
 
 def tiers_are_told(evidence: Evidence) -> Iterator[str]:
@@ -105,10 +117,11 @@ def loads_are_hits(evidence: Evidence) -> Iterator[str]:
             record = evidence.record(arrival) or {}
             said += record.get(f"cached_{tier}_tokens") or 0
             if num_again:
-                unsaid += (len(arrival.prompt) + arrival.max_tokens) * arrival.num_choices * (1 + num_again)
+                tokens = sum(len(part.prompt) + arrival.max_tokens for part in arrival.parts)
+                unsaid += tokens * arrival.num_choices * (1 + num_again)
             elif not is_afterwards(arrival):  # nobody has asked for these before
                 was_told = record.get("prompt_tokens") is not None
-                unsaid += len(arrival.prompt) * (arrival.num_choices - was_told)
+                unsaid += arrival.num_prompt_tokens * (arrival.num_choices - was_told)
         if loaded < said or (not said and loaded > unsaid):
             yield f"{loaded:g} tokens were loaded from {tier}, requests say {said}, and may not say {unsaid}"
 
@@ -124,12 +137,13 @@ def written_once(evidence: Evidence) -> Iterator[str]:
     written = 0
     for arrival, _, record in evidence.recorded():
         written += record.get("cache_write_tokens") or 0
-        ends = range(BLOCK, len(arrival.prompt) + 1, BLOCK)
-        blocks.update((evidence.domain(arrival), arrival.prompt[:end]) for end in ends)
+        for part in arrival.parts:
+            ends = range(BLOCK, len(part.prompt) + 1, BLOCK)
+            blocks.update((evidence.domain(arrival), part.prompt[:end]) for end in ends)
     if written > len(blocks) * BLOCK:
         yield f"{written} tokens were written, in {len(blocks)} different blocks"
     for arrival, watched, record in evidence.recorded():
-        if not watched.has_finished or not evidence.engine["enable_prefix_caching"]:
+        if not watched.has_finished or not evidence.engine["enable_prefix_caching"] or arrival.further:
             continue
         shared = 0
         for other, _ in evidence.requests():
@@ -165,6 +179,22 @@ def pins_are_kept(evidence: Evidence) -> Iterator[str]:
         yield f"{found:g} blocks are pinned, {len(pinned)} were marked and have time left; there may be {most:g}"
 
 
+def pins_hold(evidence: Evidence) -> Iterator[str]:
+    """What was billed as kept is found again on the device, though all else was pushed off it."""
+    if len(evidence.seen.engines_left) != 1:
+        return
+    for arrival, _, record in evidence.recorded():
+        if not arrival.is_kept:
+            continue
+        created = [
+            sum(earlier.get(f"created_{ttl}_tokens", 0) for ttl in ("5m", "1h"))
+            for other, _, earlier in evidence.recorded()
+            if other.marks == arrival.marks and other.tenant == arrival.tenant and not other.is_kept
+        ]
+        if record.get("cached_device_tokens", 0) < max(created, default=0):
+            yield f"{arrival.request_id} found {record.get('cached_tokens')} of {created} tokens that are kept"
+
+
 def _expired(evidence: Evidence) -> set[Prefix]:
     """Return what is no longer pinned on an engine that is alone: its time was over when the last request came."""
     if len(evidence.seen.engines_left) != 1 or not any(arrival.marks for arrival, _ in evidence.requests()):
@@ -172,9 +202,10 @@ def _expired(evidence: Evidence) -> set[Prefix]:
     last_s = max((watched.opened_at for _, watched in evidence.requests()), default=0.0)
     over_s: dict[Prefix, float] = {}
     for arrival, watched in evidence.requests():
-        ends = range(BLOCK, len(arrival.prompt) + 1, BLOCK)
-        for prefix in ((evidence.domain(arrival), arrival.prompt[:end]) for end in ends):
-            over_s[prefix] = max(over_s.get(prefix, 0.0), watched.ended_at)
+        for part in arrival.parts:
+            for end in range(BLOCK, len(part.prompt) + 1, BLOCK):
+                prefix = evidence.domain(arrival), part.prompt[:end]
+                over_s[prefix] = max(over_s.get(prefix, 0.0), watched.ended_at)
     lives_s: dict[Prefix, float] = {}
     for arrival, _ in evidence.requests():
         for mark, position in zip(arrival.marks, arrival.mark_positions, strict=True):

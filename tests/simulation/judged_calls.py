@@ -16,7 +16,7 @@ def calls_are_right(evidence: Evidence) -> Iterator[str]:
     What was cut is a beginning of that. Without tools, all is text.
     """
     for arrival, watched in evidence.requests():
-        for choice in range(arrival.num_choices):
+        for choice in range(arrival.num_outputs):
             what, pieces = f"{arrival.request_id} choice {choice}", list(watched.pieces_of(choice))
             parts = [part for piece in pieces for part in piece.parts]
             if not arrival.tools:

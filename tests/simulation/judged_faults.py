@@ -17,6 +17,8 @@ EPSILON_S = 1e-6
 def fault_is_told(evidence: Evidence) -> Iterator[str]:
     """A record says how the server failed its request, if it did, and a fault of that kind has happened."""
     seen = evidence.seen
+    if evidence.is_quiet and seen.deaths:
+        yield f"engines died at {seen.deaths} s, and nothing had happened to them"
     may_have_died = seen.num_engine_deaths or evidence.happened("drain engine")
     web_crashed = any(point.actor in WEB_ACTORS for point in seen.crashed)
     for arrival, watched, record in evidence.recorded():
@@ -28,6 +30,8 @@ def fault_is_told(evidence: Evidence) -> Iterator[str]:
         }
         if not is_possible.get(fault, False) or (fault is not None and outcome != "failed"):
             yield f"{name} is {outcome}, and its fault is {fault}"
+        if evidence.resumes_nothing and record.get("engine_deaths"):
+            yield f"{name} has gone on after a death, and was to fail"
         error = watched.ends[0].error if watched.ends else None
         if fault is None and error is not None and error[0] == "internal" and not web_crashed:
             yield f"{name} was told {error[1]!r}, and its record has no fault"

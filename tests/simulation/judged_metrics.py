@@ -78,6 +78,7 @@ def counters_agree(evidence: Evidence) -> Iterator[str]:
         labels = {label: value} if label else {}
         for engine, records in _by_engine(evidence).items():
             yield from _compare(evidence, name, sum(count(record) or 0 for record in records), engine, labels)
+    yield from _drafts_agree(evidence)
     moved: dict[str, int] = {}
     for records in evidence.records.values():
         for word in records[0].get("moved_by_engine", "").split():
@@ -89,6 +90,14 @@ def counters_agree(evidence: Evidence) -> Iterator[str]:
     for adapter in evidence.seen.adapters:
         used = sum(records[0]["model"] == adapter for records in evidence.records.values())
         yield from _compare(evidence, "adapter_requests_total", used, None, {"adapter": adapter})
+
+
+def _drafts_agree(evidence: Evidence) -> Iterator[str]:
+    """A draft has one token at least, and at most as many as a pass may add to one row."""
+    num_tokens, most = evidence.metric("spec_decode_num_draft_tokens_total"), evidence.engine["fake_most_tokens"] - 1
+    num_drafts = evidence.metric("spec_decode_num_drafts_total")
+    if not num_tokens <= num_drafts * most or num_drafts > num_tokens:
+        yield f"{num_drafts:g} drafts of {most} tokens at most had {num_tokens:g} tokens"
 
 
 def histograms_agree(evidence: Evidence) -> Iterator[str]:

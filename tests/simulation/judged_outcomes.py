@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tests.simulation.arrival import BLOCK, Arrival
@@ -13,6 +14,9 @@ ANSWER_LATE_S = 2.5
 AT_ONCE_S = 0.1
 """...and otherwise."""
 EPSILON_S = 1e-6
+TOGETHER_S = 0.1
+"""Of admissions by different engines that are closer, either may be heard of first."""
+OF_REMOVED = "The engine of this request was removed."
 DISK_FAULTS = ("disk full", "writes fail", "short writes", "syncs fail")
 
 
@@ -46,14 +50,41 @@ def record_says_whose(evidence: Evidence) -> Iterator[str]:
             "endpoint": "simulation",
             "model": arrival.adapter or "demo",
             "adapter": evidence.digest_of(arrival) or None,
+            "idempotency_key": arrival.idempotency_key or None,
             "seed": arrival.seed - (1 << 64) if arrival.seed >> 63 else arrival.seed,
         }
         if record["outcome"] == "finished":
-            wanted["num_choices"] = arrival.num_choices
+            wanted["num_choices"] = arrival.num_outputs
             wanted["finish_reason"] = evidence.answer(arrival).reason
         for field, value in wanted.items():
             if record.get(field) != value:
                 yield f"{arrival.request_id} has {field} {record.get(field)!r} instead of {value!r}"
+
+
+def retries_are_told(evidence: Evidence) -> Iterator[str]:
+    """A record names the first admitted request of its tenant with the same idempotency key, and no other."""
+    admitted_s = {
+        arrival.request_id: watched.opened_at + record["admitted_at"] - record["received_at"]
+        for arrival, watched, record in evidence.recorded()
+        if record.get("admitted_at") is not None and record.get("prompt_tokens") is not None
+    }
+    for arrival, _, record in evidence.recorded():
+        name, named = arrival.request_id, record.get("retry_of")
+        same = [
+            other.request_id
+            for other, _ in evidence.requests()
+            if (other.tenant, other.idempotency_key) == (arrival.tenant, arrival.idempotency_key)
+            and other is not arrival
+        ]
+        if named is not None and not (arrival.idempotency_key and named in same):
+            yield f"{name} is said to repeat {named}, not one of {same}"
+        if not (evidence.is_quiet and arrival.idempotency_key and name in admitted_s):
+            continue
+        first_s = min((admitted_s[other] for other in same if other in admitted_s), default=math.inf)
+        if named is None and first_s + TOGETHER_S < admitted_s[name]:
+            yield f"{name} is not said to repeat one of {same}"
+        if named is not None and admitted_s.get(named, math.inf) > min(first_s, admitted_s[name]) + TOGETHER_S:
+            yield f"{name} is said to repeat {named}, which was not the first of {same}"
 
 
 def outcome_has_a_reason(evidence: Evidence) -> Iterator[str]:
@@ -97,6 +128,11 @@ def _may_fail(evidence: Evidence, arrival: Arrival, watched: Watched) -> bool:
             return True
         if fault.kind == "lose mask" and arrival.grammar:
             return True
+    if evidence.resumes_nothing:
+        if evidence.happened("drain engine") and watched.ends[0].error == ("overloaded", OF_REMOVED):
+            return True
+        if record is not None and record.get("fault") == "engine_died":
+            return any(watched.opened_at <= at <= watched.ended_at for at in seen.deaths)
     crashes = sum(watched.opened_at <= at <= watched.ended_at for at in seen.crash_times)
     deaths = 0 if record is None else record.get("engine_deaths", 0)
     return crashes >= 2 or deaths >= 2

@@ -16,7 +16,7 @@ UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 def right_texts(evidence: Evidence) -> Iterator[str]:
     """A finished choice has exactly the text of an undisturbed run; one that was cut has a prefix of it."""
     for arrival, watched in evidence.requests():
-        for choice in range(arrival.num_choices):
+        for choice in range(arrival.num_outputs):
             what = f"{arrival.request_id} choice {choice}"
             pieces, want = list(watched.pieces_of(choice)), evidence.answer(arrival, choice)
             text = "".join(piece.text for piece in pieces)
@@ -34,7 +34,7 @@ def right_texts(evidence: Evidence) -> Iterator[str]:
                 yield f"{what} ended with {told}, not {want.reason}, {want.stop!r}, {want.stop_token_id}"
             if sum(piece.num_tokens for piece in pieces) != want.num_tokens:
                 yield f"{what} has got {sum(piece.num_tokens for piece in pieces)} of {want.num_tokens} tokens"
-        strangers = {piece.choice for piece in watched.pieces} - set(range(arrival.num_choices))
+        strangers = {piece.choice for piece in watched.pieces} - set(range(arrival.num_outputs))
         if strangers:
             yield f"{arrival.request_id} got choices {strangers}"
 
@@ -42,11 +42,16 @@ def right_texts(evidence: Evidence) -> Iterator[str]:
 def right_ids_and_scores(evidence: Evidence) -> Iterator[str]:
     """Ids and logprobs are those of the tokens that were given, once each, and come where they were asked for."""
     for arrival, watched in evidence.requests():
-        for choice in range(arrival.num_choices):
-            yield from _extras(arrival, watched, choice, evidence.answer(arrival, choice))
-        if arrival.prompt_logprobs is not None and len(arrival.prompt) > 1 and watched.has_finished:
-            want = prompt_scores(arrival, evidence.digest_of(arrival))
-            for choice in range(arrival.num_choices):
+        for choice in range(arrival.num_outputs):
+            part = arrival.parts[choice // arrival.num_choices]
+            yield from _extras(part, watched, choice, evidence.answer(arrival, choice))
+        if arrival.prompt_logprobs is None or not watched.has_finished:
+            continue
+        for part in arrival.parts:
+            want = prompt_scores(part, evidence.digest_of(arrival))
+            for choice in range(part.part * part.num_choices, (part.part + 1) * part.num_choices):
+                if len(part.prompt) == 1:
+                    continue
                 got = [p.prompt_scores for p in watched.pieces_of(choice) if p.prompt_scores is not None]
                 if len(got) != 1 or not _are_close(got[0], want):
                     yield f"{arrival.request_id} choice {choice} got {len(got)} wrong scores of its prompt"

@@ -36,7 +36,8 @@ def nothing_waits_too_long(evidence: Evidence) -> Iterator[str]:
 
 def _quiet_s(evidence: Evidence, arrival: Arrival) -> float:
     """Return what a request takes if it is alone: a pass for each chunk of its prompt and for each token."""
-    passes = -(-len(arrival.prompt) // evidence.engine["max_num_batched_tokens"]) + arrival.max_tokens
+    most = evidence.engine["max_num_batched_tokens"]
+    passes = sum(-(-len(part.prompt) // most) + arrival.max_tokens for part in arrival.parts)
     return float(passes * arrival.num_choices * STEP_S)
 
 
@@ -70,7 +71,7 @@ def turns_are_kept(evidence: Evidence) -> Iterator[str]:
         and (is_afterwards(arrival) or (evidence.is_quiet and setup.num_engines == 1 and has_slots))
     ]
     for arrival, opened_s, admitted_s in admitted:
-        if arrival.deadline_s is not None or arrival.num_choices > 1 or _shares_blocks(evidence, arrival):
+        if arrival.deadline_s is not None or arrival.num_outputs > 1 or _shares_blocks(evidence, arrival):
             continue  # it may have waited for what another computes
         for other, other_opened_s, other_admitted_s in admitted:
             first = [arrival.is_batch, arrival.priority if engine["scheduling_policy"] == "priority" else 0]
@@ -83,9 +84,10 @@ def turns_are_kept(evidence: Evidence) -> Iterator[str]:
 
 def _shares_blocks(evidence: Evidence, arrival: Arrival) -> bool:
     return any(
-        common(arrival.prompt, other.prompt) >= BLOCK
+        common(arrival.prompt, part.prompt) >= BLOCK
         for other in evidence.seen.plan.all_arrivals
         if other.number != arrival.number
+        for part in other.parts
     )
 
 

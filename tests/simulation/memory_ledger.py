@@ -33,10 +33,10 @@ class MemoryFile:
 
     dials: DiskDials
     data: bytearray
-    kept: int = 0
-    """Bytes from the start that are synced."""
-    end: int = 0
-    """Where the furthest write has ended."""
+    synced: bytearray
+    """What a crash of the machine would leave."""
+    unsynced: list[range] = attrs.field(factory=list)
+    """What was written since the last sync, successful or not: a kernel drops what it could not write."""
 
     def write_at(self, data: bytes, offset: int) -> int:
         if self.dials.fails_writes:
@@ -44,13 +44,15 @@ class MemoryFile:
         if self.dials.writes_half:
             data = data[: (len(data) + 1) // 2]
         self.data[offset : offset + len(data)] = data
-        self.end = max(self.end, offset + len(data))
+        self.unsynced.append(range(offset, offset + len(data)))
         return len(data)
 
     def sync(self) -> None:
+        unsynced, self.unsynced = self.unsynced, []
         if self.dials.fails_syncs:
             raise OSError(errno.EIO, "Input/output error")
-        self.kept = self.end
+        for written in unsynced:
+            self.synced[written.start : written.stop] = self.data[written.start : written.stop]
 
     def close(self) -> None:
         pass
@@ -66,7 +68,7 @@ class MemoryStorage:
     def create(self, number: int, size: int) -> MemoryFile:
         if self.dials.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        file = self.files[number] = MemoryFile(self.dials, bytearray(size))
+        file = self.files[number] = MemoryFile(self.dials, bytearray(size), bytearray(size))
         return file
 
     def numbers(self) -> list[int]:
@@ -85,7 +87,7 @@ class MemoryStorage:
 
     def surviving(self, *, synced: bool) -> bytes:
         """Return what a crash would leave now, of all segments in order."""
-        return b"".join(bytes(file.data[: file.kept if synced else file.end]) for _, file in sorted(self.files.items()))
+        return b"".join(bytes(file.synced if synced else file.data) for _, file in sorted(self.files.items()))
 
 
 def open_journal(

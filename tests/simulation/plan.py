@@ -14,8 +14,17 @@ import attrs
 from tests.simulation.aims import AT_ONCE, CAUSES, OF_LEAVING, OF_TIERS, Aim, aim_of
 from tests.simulation.arrival import Arrival
 from tests.simulation.drawn_arrivals import Mix, draw_afterwards, draw_arrivals
-from tests.simulation.drawn_scenes import draw_expiry, draw_pushed_out, gathered_around, leaving_at_once, leaving_soon
-from tests.simulation.drawn_setup import NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup
+from tests.simulation.drawn_scenes import (
+    CROWD,
+    crowding,
+    draw_expiry,
+    draw_marked,
+    draw_pushed_out,
+    gathered_around,
+    leaving_at_once,
+    leaving_soon,
+)
+from tests.simulation.drawn_setup import HALF_FULL, NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup
 from tests.simulation.drawn_tools import BLOCKS_WITH_TOOLS, LEN_WITH_TOOLS, with_tools
 from tests.simulation.points import Point, all_points
 
@@ -112,7 +121,7 @@ CROWD_BLOCKS = 13
 ENDS_ITS_OWN = 300
 """The amount of a drain whose engine ends its own sequences if there is time."""
 SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.2, 0.04
-SHARE_OF_TOOLS, SHARE_OF_EXPIRIES = 0.3, 0.4
+SHARE_OF_TOOLS, SHARE_OF_EXPIRIES, SHARE_OF_MARKED = 0.3, 0.4, 0.3
 """Of the seeds in which a scene is possible."""
 
 
@@ -154,10 +163,23 @@ def _with_scenes(
         setup = attrs.evolve(setup, engine={**setup.engine, "submit_slots": 2})
         return setup, leaving_at_once(rng, arrivals, death.at_s), (*faults, death)
     if "has_peers" in setup.engine and faults and rng.random() < SHARE_OF_FETCHES:
-        slow = Fault(len(faults), "slow passes", lasts_s=3.0, engine=1, amount=8)
-        return setup, leaving_soon(rng, arrivals), (*faults, slow)
+        slow = [
+            Fault(len(faults) + i, "slow passes", lasts_s=3.0, engine=engine, amount=rng.choice((3, 8)))
+            for i, engine in enumerate((1, 0) if rng.random() < 0.5 else (1,))
+        ]
+        return setup, leaving_soon(rng, arrivals), (*faults, *slow)
     if faults and rng.random() < SHARE_OF_FULL_DISKS:
         setup = attrs.evolve(setup, segment_bytes=SMALL_SEGMENT, ledger_padding=NEARLY_FULL)
+        if rng.random() < 0.5:
+            engine = {
+                **setup.engine,
+                "max_num_seqs": CROWD,
+                "num_blocks": 600,
+                "submit_slots": 256,
+                "encode_slots": 256,
+            }
+            setup = attrs.evolve(setup, engine=engine, ledger_padding=HALF_FULL)
+            arrivals = crowding(rng, arrivals)
         return setup, arrivals, (*faults, Fault(len(faults), "disk full", lasts_s=3.0))
     reads_again = any(fault.point is not None and fault.point.actor == "detokenizer" for fault in faults)
     if rng.random() < (1.0 if reads_again else SHARE_OF_TOOLS):
@@ -176,6 +198,8 @@ def _draw_in_between(
         return []
     if setup.host_blocks:
         return draw_pushed_out(rng, setup.engine["num_blocks"])
+    if rng.random() < SHARE_OF_MARKED:
+        return draw_marked(rng, setup.engine["num_blocks"])
     if any(arrival.marks for arrival in arrivals) and rng.random() < SHARE_OF_EXPIRIES:
         return [draw_expiry(rng)]
     return []

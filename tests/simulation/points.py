@@ -1,8 +1,9 @@
 """The points at which an actor of a simulation can be made to crash.
 
 A point is an actor, a type of message, and a moment: before the actor takes such a message, after it has handled one,
-or before or after it sends one. Which messages an actor takes is read off the types of its inbox; which it sends is
-in `SENT`. An actor of the web process is restarted after a crash, one of an engine ends its engine.
+or before or after it sends one; or, amid its work on a message, before or after it calls something else (`CALLED`).
+Which messages an actor takes is read off the types of its inbox; which it sends is in `SENT`. An actor of the web
+process is restarted after a crash, one of an engine ends its engine.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import attrs
 
 from quipu.actors.accountant.entry_store import AccountantMessage
 from quipu.actors.accountant.request_entries import UpstreamMessage
+from quipu.actors.detokenizer.decoder import ByteDecoder
 from quipu.actors.detokenizer.text_store import DetokenizerMessage
 from quipu.actors.engine.scheduler.actor import SchedulerMessage
+from quipu.actors.ledger.durable_journal import DurableJournal
 from quipu.actors.messages.executor import ExecutorMessage
 from quipu.actors.messages.mover import MoveNews, MoverMessage
 from quipu.actors.router.route_store import RouterMessage
 
-MOMENTS = ("takes", "handled", "sends", "sent")
+TAKING, SENDING, CALLING = ("takes", "handled"), ("sends", "sent"), ("calls", "called")
 WEB_ACTORS = ("tokenizer", "router", "detokenizer", "accountant")
 TAKEN: dict[str, tuple[Any, ...]] = {
     "accountant": get_args(AccountantMessage),
@@ -50,10 +53,27 @@ SENT = {
 }
 
 
+@attrs.frozen
+class Call:
+    """What an actor of the web process calls amid its work on a message."""
+
+    actor: str
+    owner: type
+    name: str
+
+
+CALLED = (
+    Call("accountant", DurableJournal, "admit"),
+    Call("accountant", DurableJournal, "close"),
+    Call("detokenizer", ByteDecoder, "push"),
+)
+
+
 @attrs.frozen(order=True)
 class Point:
     actor: str
     message: str
+    """Its type; the name of what is called."""
     moment: str
 
     def __str__(self) -> str:
@@ -63,6 +83,7 @@ class Point:
 IMPOSSIBLE = {
     Point("accountant", "Tokens", "sent"): "posting is the last thing that sending does, and the step in which the "
     "message is noted as passed on follows at once: there is nothing that could raise in between",
+    Point("accountant", "close", "called"): "that the record is filed is noted in the step that follows",
 }
 """Points at which no actor can crash, and why."""
 
@@ -77,10 +98,9 @@ def all_points() -> tuple[Point, ...]:
         Point(actor, message, moment)
         for actor, messages in taken.items()
         for message in messages
-        for moment in MOMENTS[:2]
+        for moment in TAKING
         if message not in NOT_SIMULATED
     ]
-    points += [
-        Point(actor, message, moment) for actor, sent in SENT.items() for message in sent for moment in MOMENTS[2:]
-    ]
+    points += [Point(actor, message, moment) for actor, sent in SENT.items() for message in sent for moment in SENDING]
+    points += [Point(call.actor, call.name, moment) for call in CALLED for moment in CALLING]
     return tuple(sorted(point for point in points if point not in IMPOSSIBLE))

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from tests.simulation.expected import Scored
+from tests.simulation.passes import Passes
 from tests.simulation.plan import Plan
 from tests.simulation.points import Point
 
@@ -138,7 +139,10 @@ class Seen:
     """The faults at a time."""
     resets: list[float] = attrs.field(factory=list)
     """When the cache was reset."""
+    passes: Passes = attrs.field(factory=Passes)
     num_engine_deaths: int = 0
+    deaths: list[float] = attrs.field(factory=list)
+    """When the server noticed that an engine had died."""
     crash_times: list[float] = attrs.field(factory=list)
     """When actors crashed."""
     applied: list[str] = attrs.field(factory=list)

@@ -1,10 +1,11 @@
 """Sees every message between actors: digests it, counts the points that are passed, and crashes actors at some.
 
     Channel.post ──▶ digest, `sends`, `sent`           Channel.receive_all ──▶ `takes`, `handled`
-    Channel.deliver_now ──▶ `sends`
+    Channel.deliver_now ──▶ `sends`                     what actors use (CALLED) ──▶ `calls`, `called`
 
-While a `Tap` is installed, the methods of `Channel` go through it. Which actor acts is read off the running task; what
-`deliver_now` calls acts for the receiver.
+While a `Tap` is installed, the methods of `Channel` and those of `CALLED` go through it. Which actor acts is read off
+the running task; what `deliver_now` calls acts for the receiver. What passes are planned, and what they did, is noted
+for the oracle (`passes.py`).
 
 What must always hold: without a crash, messages and their order are those of a run without a tap.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -23,8 +24,9 @@ import msgspec
 import trio
 
 from quipu.actors.channel import Channel
+from tests.simulation.passes import Passes
 from tests.simulation.plan import Fault
-from tests.simulation.points import Point
+from tests.simulation.points import CALLED, Call, Point
 
 MOST_MESSAGES = 300_000
 """A run with more goes round in circles."""
@@ -62,10 +64,11 @@ def _stand_in(value: Any) -> Any:
 class Tap:
     crashes: Sequence[Fault]
     now: Callable[[], float]
-    passed: Counter[Point] = attrs.field(factory=Counter)
-    """How often each point was passed."""
+    passes: Passes = attrs.field(factory=Passes)
     crashed: list[Fault] = attrs.field(factory=list)
     crash_times: list[float] = attrs.field(factory=list)
+    death_times: list[float] = attrs.field(factory=list)
+    """When the death of an engine was told."""
     num_messages: int = 0
     num_bytes: int = 0
     _digest: Any = attrs.field(factory=hashlib.sha256)
@@ -75,13 +78,20 @@ class Tap:
     """Actors for which the running task acts, innermost last."""
     _in_hand: dict[str, list[str]] = attrs.field(factory=dict)
     """By task, the types of what it has taken last."""
-    _due: dict[Point, Fault] = attrs.field(factory=dict)
+    _num_passed: dict[tuple[str, str, str], int] = attrs.field(factory=dict)
+    """By the actor, message and moment of a point."""
+    _due: dict[tuple[str, str, str], Fault] = attrs.field(factory=dict)
     _num_channels: int = 0
 
     def __attrs_post_init__(self) -> None:
         for fault in self.crashes:
             assert fault.point is not None
-            self._due.setdefault(fault.point, fault)
+            self._due.setdefault(attrs.astuple(fault.point), fault)
+
+    @property
+    def passed(self) -> Counter[Point]:
+        """How often each point was passed."""
+        return Counter({Point(*point): num for point, num in self._num_passed.items()})
 
     def disarm(self) -> None:
         """Crash no actor any more."""
@@ -117,15 +127,15 @@ class Tap:
 
     def _pass(self, actor: str, message: str, moment: str) -> None:
         """Pass a point; crash if that is planned."""
-        point = Point(actor, message, moment)
-        self.passed[point] += 1
+        point = actor, message, moment
+        num = self._num_passed[point] = self._num_passed.get(point, 0) + 1
         fault = self._due.get(point)
-        if fault is not None and self.passed[point] == fault.nth:
+        if fault is not None and num == fault.nth:
             del self._due[point]
             self.crashed.append(fault)
             self.crash_times.append(self.now())
-            self.note("crash", str(point))
-            raise PlannedCrash(str(point))
+            self.note("crash", str(fault.point))
+            raise PlannedCrash(str(fault.point))
 
     # ------------------------------------------------------------ what channels call
 
@@ -141,6 +151,9 @@ class Tap:
         if self.num_messages > MOST_MESSAGES:
             raise EndlessRun(f"{MOST_MESSAGES} messages in {self.now():g} s")
         self._digest.update(f"{self.now():.9f} {number} {actor} {kind} ".encode() + body)
+        self.passes.note(number, kind, item)
+        if kind == "EngineDied":
+            self.death_times.append(self.now())
         if not actor:
             post(channel, item)
             return
@@ -187,6 +200,20 @@ class Tap:
 
         return take
 
+    def _tapped(self, call: Call) -> Callable[..., Any]:
+        """Return a method that an actor calls, with the points before and after it."""
+        method = getattr(call.owner, call.name)
+
+        def tapped(*arguments: Any) -> Any:
+            if self._actor() != call.actor:
+                return method(*arguments)
+            self._pass(call.actor, call.name, "calls")
+            result = method(*arguments)
+            self._pass(call.actor, call.name, "called")
+            return result
+
+        return tapped
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         post, receive_all, deliver_now = Channel.post, Channel.receive_all, Channel.deliver_now
@@ -201,5 +228,8 @@ class Tap:
             return self.deliver_now(channel, item, deliver_now)
 
         replaced = {"post": tapped_post, "receive_all": tapped_receive, "deliver_now": tapped_deliver}
-        with mock.patch.multiple(Channel, **replaced):
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.multiple(Channel, **replaced))
+            for call in CALLED:
+                stack.enter_context(mock.patch.object(call.owner, call.name, self._tapped(call)))
             yield

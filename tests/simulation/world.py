@@ -78,11 +78,12 @@ async def _run(plan: Plan, clocks: Clocks) -> Seen:
         except* Exception as group:
             error = first_leaf(group)
             seen.ended_with = f"{type(error).__name__}: {error}"
-    seen.trace_sha256 = tap.sha256
+    seen.trace_sha256, seen.passes = tap.sha256, tap.passes
     seen.num_messages, seen.num_bytes = tap.num_messages, tap.num_bytes
     seen.passed, seen.crashed = tap.passed, [fault.point for fault in tap.crashed if fault.point is not None]
     seen.applied += [str(fault) for fault in tap.crashed]
     seen.crash_times = [at - world.began for at in tap.crash_times]
+    seen.deaths = [at - world.began for at in tap.death_times]
     seen.last_fault_s = max([0.0, *seen.crash_times, *(fault.over_s for fault in seen.happened)])
     seen.num_engine_deaths = world.num_engine_deaths()
     return seen
@@ -186,7 +187,7 @@ class _World:
         leftovers: dict[str, int] = {}
         for _ in range(int(SETTLING_S / 0.25)):
             await trio.sleep(0.25)
-            leftovers = _leftovers(runtime, self._plan.setup)
+            leftovers = _leftovers(runtime, journal, self._plan.setup)
             if journal.trouble is not None:
                 leftovers["trouble with the ledger"] = 1
             if not leftovers:
@@ -230,7 +231,7 @@ def _disk_of(setup: Setup) -> Iterator[str | None]:
         yield folder
 
 
-def _leftovers(runtime: Runtime, setup: Setup) -> dict[str, int]:
+def _leftovers(runtime: Runtime, journal: DurableJournal, setup: Setup) -> dict[str, int]:
     """Return what the server holds, apart from its caches."""
     desk, texts, jobs, routes = runtime.desk, runtime.text_store, runtime.job_store, runtime.route_store
     held: dict[str, int] = {
@@ -243,6 +244,7 @@ def _leftovers(runtime: Runtime, setup: Setup) -> dict[str, int]:
         "unrouted sequences": len(routes.prompts) + len(routes.unrouted) + len(routes.unrouted_resumed),
         "prompts sent": len(routes.routing.sent),
         "slots for submits": setup.engine["submit_slots"] - desk.sequences.slots.value,
+        "open lines of the ledger": journal.num_open + journal.num_held_back,
         "pending messages": len(runtime.entry_store.pending) + len(routes.reports),
     }
     loads = routes.routing.loads
@@ -257,6 +259,9 @@ def _leftovers(runtime: Runtime, setup: Setup) -> dict[str, int]:
         num_idle = manager.pool.num_free + manager.pool.num_pinned_only + 1
         held[f"blocks of engine {engine_id}"] = manager.pool.num_blocks - num_idle
         held[f"allocations of engine {engine_id}"] = len(manager.allocations)
+        held[f"lent blocks of engine {engine_id}"] = manager.lending.num_blocks
+        if manager.tiers is not None:
+            held[f"loads of engine {engine_id}"] = int(manager.tiers.loads.are_under_way)
         held[f"sequences of engine {engine_id}"] = len(engine.batcher.sequences) + engine.batcher.num_groups
     return {what: count for what, count in held.items() if count}
 

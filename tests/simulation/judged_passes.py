@@ -1,0 +1,135 @@
+"""Rules about passes: how they are filled, how prompts are cut for them, and that what they did is what is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import attrs
+
+from tests.simulation.arrival import BLOCK
+from tests.simulation.evidence import Evidence
+from tests.simulation.judged_time import TURN_S
+from tests.simulation.passes import PlannedPass
+
+THAT_SPLIT_PASSES = ("fail passes", "no memory")
+"""Faults after which rows run again, in smaller passes."""
+
+
+def passes_keep_their_limits(evidence: Evidence) -> Iterator[str]:
+    """No pass has more rows or positions than it may, or a sequence twice."""
+    most_rows, most_positions = evidence.engine["max_num_seqs"], evidence.engine["max_num_batched_tokens"]
+    for planned in evidence.seen.passes.planned:
+        ids = planned.rows
+        if len(set(ids)) < len(ids) or len(ids) > most_rows:
+            yield f"a pass has the rows {ids}, and may have {most_rows}"
+        if planned.num_positions > most_positions:
+            yield f"a pass has {planned.num_positions} positions, and may have {most_positions}"
+
+
+@attrs.define
+class _Known:
+    """What an engine has of a sequence."""
+
+    num_tokens: int
+    """Those that were known when it was admitted."""
+    num_planned: int
+    num_blocks: int = 0
+
+
+def chunks_are_cut_right(evidence: Evidence) -> Iterator[str]:
+    """Chunks of a sequence follow each other, have just the blocks they need, and are no shorter than they must be."""
+    if evidence.happened(*THAT_SPLIT_PASSES):
+        return
+    known: dict[tuple[int, int], _Known] = {}
+    may_be_short = (
+        evidence.engine["scheduling_policy"] == "fair"  # then tenants have shares of a pass
+        or evidence.seen.plan.setup.drafts  # and here rows that go on may take more than one position
+        or bool(evidence.metric("num_preemptions_total"))  # which empty a pass after it was filled
+    )
+    for planned in evidence.seen.passes.planned:
+        for sequence_id, admitted in planned.admitted.items():
+            start = admitted.num_cached_blocks * BLOCK
+            known[planned.engine, sequence_id] = _Known(admitted.num_tokens, start)
+        yield from _chunks(evidence, planned, known, may_be_short=may_be_short)
+        for sequence_id in planned.going_on:
+            one = known[planned.engine, sequence_id]
+            if one.num_planned < one.num_tokens:
+                yield f"sequence {sequence_id} goes on with {one.num_planned} of {one.num_tokens} tokens"
+
+
+def _chunks(
+    evidence: Evidence, planned: PlannedPass, known: dict[tuple[int, int], _Known], *, may_be_short: bool
+) -> Iterator[str]:
+    most_positions = evidence.engine["max_num_batched_tokens"]
+    for chunk in planned.chunks:
+        one = known[planned.engine, chunk.sequence_id]
+        if chunk.start != one.num_planned or not chunk.start < chunk.end <= one.num_tokens:
+            yield f"{chunk} follows {one.num_planned} of {one.num_tokens} tokens"
+        one.num_planned = chunk.end
+        one.num_blocks += planned.num_new_blocks.get(chunk.sequence_id, 0)
+        if one.num_blocks != -(-chunk.end // BLOCK):
+            yield f"{chunk} has {one.num_blocks} blocks"
+        if chunk.end < one.num_tokens and planned.num_positions < most_positions and not may_be_short:
+            yield f"{chunk} of {one.num_tokens} tokens ends in a pass of {planned.num_positions} positions"
+
+
+def the_last_give_way(evidence: Evidence) -> Iterator[str]:
+    """No sequence is preempted while one that is less urgent, or as urgent and came later, keeps its blocks."""
+    if evidence.engine["scheduling_policy"] == "fair" or not evidence.is_quiet:
+        return
+    by_name = {arrival.request_id: (arrival, watched) for arrival, watched in evidence.requests()}
+    by_priority, request_of = evidence.engine["scheduling_policy"] == "priority", evidence.seen.passes.request_of
+
+    def is_before(one: int, other: int) -> bool:
+        """Whether a sequence ranks before another for certain."""
+        (first, was), (second, will) = by_name[request_of[one]], by_name[request_of[other]]
+        ranks = [(each.is_batch, each.priority if by_priority else 0) for each in (first, second)]
+        return ranks[0] < ranks[1] or (ranks[0] == ranks[1] and was.opened_at + TURN_S < will.opened_at)
+
+    passes: dict[int, list[PlannedPass]] = {}
+    for planned in evidence.seen.passes.planned:
+        passes.setdefault(planned.engine, []).append(planned)
+    for planned_there in passes.values():
+        last: dict[int, int] = {}
+        """The last pass in which a sequence had a row."""
+        for at, planned in enumerate(planned_there):
+            for sequence_id in planned.admitted:
+                if (left_at := last.get(sequence_id)) is None:
+                    continue
+                after = planned_there[left_at + 1]
+                kept = [i for i in after.rows if last.get(i, -1) >= left_at and i not in after.admitted]
+                if wrong := [other for other in kept if is_before(sequence_id, other)]:
+                    yield f"sequence {sequence_id} was preempted after pass {left_at}, and {wrong} were not"
+            last.update(dict.fromkeys(planned.rows, at))
+
+
+def computed_is_what_passes_did(evidence: Evidence) -> Iterator[str]:
+    """Records count what passes have computed: no more than that, and all of it where nothing was disturbed."""
+    passes, is_all = evidence.seen.passes, evidence.is_quiet and not evidence.metric("num_preemptions_total")
+    again_read: Counter[int] = Counter()
+    for planned in passes.planned:
+        for sequence_id, admitted in planned.admitted.items():
+            again_read[sequence_id] += (admitted.num_cached_blocks + 1) * BLOCK  # perhaps and a part of one
+    own: dict[str, list[int]] = {}
+    for sequence_id, request_id in passes.request_of.items():
+        own.setdefault(request_id, []).append(sequence_id)
+    for arrival, watched, record in evidence.recorded():
+        of_prompts = again = may_be_read = 0
+        for place, sequence_id in enumerate(sorted(own.get(arrival.request_id, ()))):
+            spans = passes.spans.get(sequence_id, [])
+            once = {at for start, end in spans for at in range(start, end)}
+            num_prompt_tokens = len(arrival.parts[place // arrival.num_choices].prompt)
+            of_prompts += sum(at < num_prompt_tokens for at in once)
+            again += sum(end - start for start, end in spans) - len(once)
+            may_be_read += again_read[sequence_id]
+        name, computed, recomputed = (
+            arrival.request_id,
+            record.get("computed_tokens", 0),
+            record.get("recomputed_tokens", 0),
+        )
+        is_known = is_all and watched.has_finished
+        if computed > of_prompts or (is_known and computed < of_prompts):
+            yield f"{name} has {computed} computed tokens, passes have computed {of_prompts}"
+        if recomputed > again + may_be_read or (is_known and recomputed < again):
+            yield f"{name} has {recomputed} recomputed tokens, passes have computed {again} again"

@@ -1,0 +1,81 @@
+"""What passes an engine has planned and done, as plain data: noted by `tap.py`, judged by `judged_passes.py`.
+
+Of a run's messages these are three: of which request a sequence is (`Track`), what a pass is to compute (`StepPlan`),
+and what it has computed (`StepDone`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Chunk:
+    """Positions of known tokens that a pass is to compute."""
+
+    sequence_id: int
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@attrs.frozen
+class Admitted:
+    """A sequence that is new to an engine, or returns to it."""
+
+    num_tokens: int
+    """All that are known."""
+    num_cached_blocks: int
+
+
+@attrs.frozen
+class PlannedPass:
+    engine: int
+    """A number for each time that an engine has run."""
+    going_on: tuple[int, ...]
+    """Sequences that go on from their last token."""
+    chunks: tuple[Chunk, ...]
+    admitted: Mapping[int, Admitted]
+    num_new_blocks: Mapping[int, int]
+    """By sequence."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return *self.going_on, *(chunk.sequence_id for chunk in self.chunks)
+
+    @property
+    def num_positions(self) -> int:
+        """Those that it computes at least."""
+        return len(self.going_on) + sum(chunk.count for chunk in self.chunks)
+
+
+@attrs.define(eq=False)
+class Passes:
+    """Those of a run, in order."""
+
+    planned: list[PlannedPass] = attrs.field(factory=list)
+    spans: dict[int, list[tuple[int, int]]] = attrs.field(factory=dict)
+    """What was computed and kept, by sequence: first positions and ends."""
+    request_of: dict[int, str] = attrs.field(factory=dict)
+    """By sequence."""
+
+    def note(self, channel: int, kind: str, message: Any) -> None:
+        """Note a message that is sent on a channel, by its number, if it is one of these."""
+        if kind == "StepDone":
+            for sequence_id, start, end in zip(message.row_ids, message.row_starts, message.row_ends, strict=True):
+                if end > start:
+                    self.spans.setdefault(sequence_id, []).append((start, end))
+        elif kind == "StepPlan":
+            going_on, rows = message.row_ids[: message.num_going_on], message.row_ids[message.num_going_on :]
+            chunks = map(Chunk, rows, message.chunk_starts, message.chunk_counts)
+            admitted = {one.sequence_id: Admitted(len(one.tokens), len(one.keys)) for one in message.admitted}
+            new_blocks = {sequence_id: len(blocks) for sequence_id, blocks in message.new_blocks.items()}
+            self.planned.append(PlannedPass(channel, tuple(going_on), tuple(chunks), admitted, new_blocks))
+        elif kind == "Track":
+            self.request_of[message.sequence_id] = message.request_id
