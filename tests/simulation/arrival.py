@@ -45,6 +45,8 @@ class Arrival:
     """More prompts of the same request, as token ids."""
     part: int = 0
     """Of one that is but a part of a request: which of its prompts it has."""
+    is_embedded: bool = False
+    """Vectors of its prompts are wanted, and no tokens."""
     text: str | None = None
     """Sent instead of the token ids."""
     chat: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.messages.usage_record import UsageRecord
 from quipu.actors.request_desk.interface import DeskClosed
 from quipu.actors.wiring import Runtime
+from quipu.kernels.step_types import SequenceKind
 from tests.simulation.arrival import STEP_S, Arrival
 from tests.simulation.expected import Scored, role_of, tool_definition
 from tests.simulation.memory_ledger import MemoryStorage
@@ -139,6 +140,7 @@ class Clients:
         return Encode(
             request_id=arrival.request_id,
             prompts=(_prompt(arrival), *map(TokenPrompt, arrival.further)),
+            kind=SequenceKind.EMBED if arrival.is_embedded else SequenceKind.GENERATE,
             num_choices=arrival.num_choices,
             max_tokens=arrival.max_tokens,
             sampling=SamplingParams(
@@ -225,6 +227,7 @@ def _piece(now: float, event: Delta) -> Piece:
             of_prompt = tuple(map(_scored, found.tokens(0, len(found), 1)))
         if event.of_prompt is not None and event.of_prompt.token_ids is not None:
             prompt_ids = tuple(event.of_prompt.token_ids)
+    vector = event.of_prompt.vector if isinstance(event, ScoredDelta) and event.of_prompt is not None else None
     return Piece(
         now,
         event.index,
@@ -238,6 +241,7 @@ def _piece(now: float, event: Delta) -> Piece:
         of_prompt,
         prompt_ids,
         (*((Part("text", event.text),) if event.text else ()), *map(_part, event.events)),
+        vector,
     )
 
 

@@ -12,8 +12,8 @@ from tests.simulation.arrival import ADAPTERS, AFTERWARDS, BLOCK, FIRST_ID, NUM_
 from tests.simulation.expected import answer_to, encoded, position_of, rendered
 
 MOST_ARRIVALS = 14
-SHARE_OF_LISTS = 0.1
-"""Of requests: those with several prompts."""
+SHARE_OF_LISTS, SHARE_OF_VECTORS = 0.1, 0.06
+"""Of requests: those with several prompts, and those for vectors."""
 LETTERS = string.ascii_letters + "  .,"
 
 
@@ -57,9 +57,11 @@ def draw_arrivals(rng: random.Random, mix: Mix) -> tuple[Arrival, ...]:
         if arrivals and rng.random() < mix.share_returning:
             again = rng.choice(arrivals)
             arrival = attrs.evolve(again, number=number, at_s=arrival.at_s)
+        if rng.random() < SHARE_OF_VECTORS:
+            arrival = _embedded(arrival)
         if rng.random() < SHARE_OF_LISTS:
             arrival = _with_further(rng, mix, arrival, arrivals, documents)
-        if rng.random() < 0.25:
+        if rng.random() < 0.25 and not arrival.is_embedded:
             stop = _draw_stop(rng, answer_to(arrival, mix.eos_token_ids).text)
             arrival = attrs.evolve(arrival, stop=stop, include_stop=rng.random() < 0.3)
         arrivals.append(arrival)
@@ -135,6 +137,22 @@ def _with_wishes(rng: random.Random, mix: Mix, arrival: Arrival) -> Arrival:
         leaves_after_s=round(rng.uniform(0, 0.3), 6) if rng.random() < mix.share_leaving else None,
         read_pause_s=rng.choice((0.0, 0.0, 0.0, 0.05, 0.5)),
         deadline_s=round(rng.uniform(0.02, 1.5), 6) if rng.random() < 0.06 else None,
+    )
+
+
+def _embedded(arrival: Arrival) -> Arrival:
+    """Return a request for the vector of its prompt alone."""
+    return attrs.evolve(
+        arrival,
+        is_embedded=True,
+        max_tokens=0,
+        num_choices=1,
+        temperature=0.0,
+        stop_token_ids=(),
+        logprobs=None,
+        prompt_logprobs=None,
+        with_token_ids=False,
+        grammar=0,
     )
 
 

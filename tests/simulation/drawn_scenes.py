@@ -35,7 +35,7 @@ def gathered_around(
         attrs.evolve(
             one,
             at_s=round(at_s - rng.uniform(0.005, 0.03), 6),
-            max_tokens=max(one.max_tokens, min(LONG, max_model_len - len(one.prompt))),
+            max_tokens=0 if one.is_embedded else max(one.max_tokens, min(LONG, max_model_len - len(one.prompt))),
             leaves_after_s=None,
         )
         for one in arrivals[:half]

@@ -27,7 +27,7 @@ def with_tools(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: i
     fit = [
         arrival.number
         for arrival in arrivals
-        if len(arrival.prompt) + LEAST_ROOM <= max_model_len and not arrival.further
+        if len(arrival.prompt) + LEAST_ROOM <= max_model_len and not (arrival.further or arrival.is_embedded)
     ]
     chosen = rng.sample(fit, min(len(fit), rng.randint(1, MOST)))
     return tuple(_drawn(rng, one, max_model_len) if one.number in chosen else one for one in arrivals)

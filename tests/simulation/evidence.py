@@ -54,7 +54,8 @@ class Evidence:
     """Requests of which the ledger says that they will have a record."""
     damage: list[str]
     """What is wrong with the ledger's lines."""
-    samples: list[Sample]
+    samples: dict[str, list[Sample]]
+    """By name."""
 
     @classmethod
     def of(cls, seen: Seen) -> Evidence:
@@ -151,8 +152,8 @@ class Evidence:
         """Return the sum of a metric over all labels but these."""
         return sum(
             sample.value
-            for sample in self.samples
-            if sample.name == name and all(sample.labels.get(key) == value for key, value in labels.items())
+            for sample in self.samples.get(name, ())
+            if all(sample.labels.get(key) == value for key, value in labels.items())
         )
 
 
@@ -195,8 +196,9 @@ def _read_ledger(data: bytes) -> tuple[dict[str, list[Record]], set[str], list[s
     return records, admitted, damage
 
 
-def _read_metrics(text: str) -> list[Sample]:
-    samples: list[Sample] = []
+def _read_metrics(text: str) -> dict[str, list[Sample]]:
+    samples: dict[str, list[Sample]] = {}
     for name, labels, value in re.findall(r"^quipu:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
-        samples.append(Sample(name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)))
+        sample = Sample(name, dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value))
+        samples.setdefault(name, []).append(sample)
     return samples

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from functools import cache, lru_cache
 from typing import Any
@@ -23,6 +24,7 @@ from tests.tiny import TINY
 
 MASK = (1 << 61) - 1
 LOGPROB_STEPS = 1 << 20
+VECTOR_SIZE = 16
 
 
 @attrs.frozen
@@ -106,6 +108,8 @@ def choice_seed(seed: int, part: int, choice: int) -> int:
 def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...], choice: int = 0, adapter: str = "") -> Answer:
     """Return what a choice of a request's first prompt is, if nothing cuts it. `adapter`: the digest of its adapter."""
     slots = [_slot(token_id, position, adapter) for position, token_id in enumerate(arrival.prompt)]
+    if arrival.is_embedded:
+        return Answer("", (), "length")
     seed = choice_seed(arrival.seed, arrival.part, choice) if arrival.temperature > 0 else 0
     heeds_eos = not arrival.ignores_eos or arrival.grammar  # which says where an output may end
     ends = (*arrival.stop_token_ids, *(eos_token_ids if heeds_eos else ()))
@@ -133,6 +137,13 @@ def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...], choice: int = 0,
         if is_last:
             return Answer(text, drawn, "stop", stop_token_id=token_id, scores=scores)
     return Answer(text, drawn, "length", scores=scores)
+
+
+def vector_of(arrival: Arrival, adapter: str = "") -> list[float]:
+    """Return the vector of a prompt: the output of its last token, of length 1."""
+    mixed = hash(tuple(_slot(token_id, at, adapter) for at, token_id in enumerate(arrival.prompt))) & MASK
+    elements = [_slot(i, mixed) % (2 * LOGPROB_STEPS) / LOGPROB_STEPS - 1.0 for i in range(VECTOR_SIZE)]
+    return [element / math.hypot(*elements) for element in elements]
 
 
 def prompt_scores(arrival: Arrival, adapter: str = "") -> tuple[Scored, ...]:

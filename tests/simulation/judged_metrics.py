@@ -111,7 +111,7 @@ def histograms_agree(evidence: Evidence) -> Iterator[str]:
             yield from _compare(evidence, f"{name}_sum", sum(values), engine, {})
             if engine is not None:
                 continue
-            for bound in {s.labels["le"] for s in evidence.samples if s.name == f"{name}_bucket"}:
+            for bound in {sample.labels["le"] for sample in evidence.samples.get(f"{name}_bucket", ())}:
                 # a duration may be rounded across a bound
                 least, most = (sum(v <= float(bound) + slack for v in values) for slack in (-1e-6, 1e-6))
                 if not least <= (found := evidence.metric(f"{name}_bucket", le=bound)) <= most:
@@ -127,12 +127,12 @@ def gauges_are_at_rest(evidence: Evidence) -> Iterator[str]:
         label = str(engine) if _has_engines(evidence) else None
         yield from _compare(evidence, "kv_blocks", 0, label, {"state": "used"})
         yield from _compare(evidence, "kv_blocks", num_blocks, label, {})
-    for sample in evidence.samples:
-        if sample.name in OF_ENGINES and sample.labels.get("engine", "") not in (
-            "",
-            *map(str, evidence.seen.engines_left),
-        ):
-            yield f"{sample.name} is shown of engine {sample.labels['engine']}, which is gone"
+    there = {"", *map(str, evidence.seen.engines_left)}
+    for name in OF_ENGINES:
+        shown = {sample.labels.get("engine", "") for sample in evidence.samples.get(name, ())}
+        if shown - there:
+            yield f"{name} is shown of engines {shown}, of which {there} are there"
+    yield from _compare(evidence, "engine_deaths_total", len(evidence.seen.deaths), None, {})
     yield from _compare(evidence, "engines_desired", len(evidence.seen.engines_left), None, {})
     yield from _compare(evidence, "engines_ready", len(evidence.seen.engines_left), None, {})
     for actor in WEB_ACTORS:
@@ -141,7 +141,7 @@ def gauges_are_at_rest(evidence: Evidence) -> Iterator[str]:
 
 
 def _has_engines(evidence: Evidence) -> bool:
-    return any("engine" in sample.labels for sample in evidence.samples)
+    return any("engine" in sample.labels for samples in evidence.samples.values() for sample in samples)
 
 
 def _by_engine(evidence: Evidence) -> dict[str | None, list[Record]]:

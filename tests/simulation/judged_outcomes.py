@@ -53,6 +53,8 @@ def record_says_whose(evidence: Evidence) -> Iterator[str]:
             "idempotency_key": arrival.idempotency_key or None,
             "seed": arrival.seed - (1 << 64) if arrival.seed >> 63 else arrival.seed,
         }
+        if arrival.is_embedded:
+            wanted |= {"kind": "embed", "seed": None}
         if record["outcome"] == "finished":
             wanted["num_choices"] = arrival.num_outputs
             wanted["finish_reason"] = evidence.answer(arrival).reason

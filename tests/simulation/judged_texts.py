@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterator
 
 from tests.simulation.arrival import Arrival
 from tests.simulation.evidence import Evidence
-from tests.simulation.expected import Answer, Scored, prompt_scores
+from tests.simulation.expected import Answer, Scored, prompt_scores, vector_of
 from tests.simulation.seen import Numbers, Piece, Watched
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 """Shown in place of a character of which only some bytes came."""
+CLOSE = 1e-5
+"""Of two vectors of length 1."""
 
 
 def right_texts(evidence: Evidence) -> Iterator[str]:
@@ -55,6 +59,22 @@ def right_ids_and_scores(evidence: Evidence) -> Iterator[str]:
                 got = [p.prompt_scores for p in watched.pieces_of(choice) if p.prompt_scores is not None]
                 if len(got) != 1 or not _are_close(got[0], want):
                     yield f"{arrival.request_id} choice {choice} got {len(got)} wrong scores of its prompt"
+
+
+def right_vectors(evidence: Evidence) -> Iterator[str]:
+    """A prompt that is embedded has its vector once, whoever has computed its blocks; no other has any."""
+    for arrival, watched in evidence.requests():
+        for part in arrival.parts:
+            got = [piece.vector for piece in watched.pieces_of(part.part) if piece.vector is not None]
+            if not arrival.is_embedded:
+                if got:
+                    yield f"{arrival.request_id} got a vector"
+                continue
+            want = vector_of(part, evidence.digest_of(arrival))
+            found = [struct.unpack(f"<{len(one) // 4}f", one) for one in got]
+            is_right = all(len(one) == len(want) and math.dist(one, want) < CLOSE for one in found)
+            if not is_right or len(found) > 1 or (watched.has_finished and not found):
+                yield f"{arrival.request_id} got {len(found)} vectors of prompt {part.part}: {found}"
 
 
 def _extras(arrival: Arrival, watched: Watched, choice: int, want: Answer) -> Iterator[str]:

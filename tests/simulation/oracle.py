@@ -37,6 +37,7 @@ RULES: dict[str, Rule] = {
         judged_faults.room_is_kept,
         judged_texts.right_texts,
         judged_texts.right_ids_and_scores,
+        judged_texts.right_vectors,
         judged_texts.nothing_after_the_end,
         judged_calls.calls_are_right,
         judged_books.told_is_written,

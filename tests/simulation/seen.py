@@ -54,6 +54,8 @@ class Piece:
     prompt_scores: tuple[Scored, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     parts: tuple[Part, ...] = ()
+    vector: bytes | None = None
+    """That of its prompt."""
 
 
 @attrs.frozen
