@@ -64,6 +64,24 @@ def leaving_soon(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arriv
     )
 
 
+def leaving_amid_prompts(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: int) -> tuple[Arrival, ...]:
+    """Have most clients leave while their prompts, which are long, are computed, and the others keep engines busy."""
+    changed: list[Arrival] = []
+    for one in arrivals:
+        if one.chat or one.text is not None or one.further or one.is_embedded or len(one.prompt) >= max_model_len:
+            changed.append(one)
+        elif rng.random() < 0.6:
+            prompt = draw_ids(rng, max_model_len - LONG)
+            left_s = round(rng.uniform(0.002, 0.15), 6)
+            changed.append(attrs.evolve(one, prompt=prompt, max_tokens=1, leaves_after_s=left_s, stop=()))
+        else:
+            prompt = one.prompt[: max_model_len - LONG]
+            changed.append(
+                attrs.evolve(one, prompt=prompt, max_tokens=LONG, ignores_eos=True, stop=(), stop_token_ids=())
+            )
+    return tuple(changed)
+
+
 def crowding(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:
     """Have many more clients come at once, with short prompts, before the others."""
     crowd = [

@@ -76,7 +76,7 @@ def _chunks(
 
 def the_last_give_way(evidence: Evidence) -> Iterator[str]:
     """No sequence is preempted while one that is less urgent, or as urgent and came later, keeps its blocks."""
-    if evidence.engine["scheduling_policy"] == "fair" or not evidence.is_quiet:
+    if evidence.engine["scheduling_policy"] == "fair" or not evidence.keeps_cache or evidence.seen.crashed:
         return
     by_name = {arrival.request_id: (arrival, watched) for arrival, watched in evidence.requests()}
     by_priority, request_of = evidence.engine["scheduling_policy"] == "priority", evidence.seen.passes.request_of
@@ -105,8 +105,8 @@ def the_last_give_way(evidence: Evidence) -> Iterator[str]:
 
 
 def computed_is_what_passes_did(evidence: Evidence) -> Iterator[str]:
-    """Records count what passes have computed: no more than that, and all of it where nothing was disturbed."""
-    passes, is_all = evidence.seen.passes, evidence.is_quiet and not evidence.metric("num_preemptions_total")
+    """Records count what passes have computed: no more than that, and all of it where no engine was disturbed."""
+    passes, is_all = evidence.seen.passes, evidence.keeps_cache and not evidence.metric("num_preemptions_total")
     again_read: Counter[int] = Counter()
     for planned in passes.planned:
         for sequence_id, admitted in planned.admitted.items():

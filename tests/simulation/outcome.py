@@ -18,11 +18,11 @@ from tests.simulation.seen import Seen
 from tests.simulation.world import run_plan
 
 LIMIT_S = 30
-"""Of a seed, in real time: a run that does not come back from one step is ended."""
+"""Of a seed, in processor time: a run that does not come back from one step is ended."""
 
 
 class NeverBack(BaseException):
-    """A run has taken too long in real time."""
+    """A run has taken too long."""
 
 
 def _end_run(*_: object) -> None:
@@ -54,16 +54,16 @@ class Outcome:
 def run_and_judge(plan: Plan) -> Outcome:
     """Run a plan and ask the oracle."""
     gc.disable()  # of all that could end a task, only this depends on what ran before in this process
-    before = signal.signal(signal.SIGALRM, _end_run)
+    before = signal.signal(signal.SIGPROF, _end_run)
     seen: Seen | None = None
     try:
-        signal.alarm(LIMIT_S)
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         seen = run_plan(plan)
     except* NeverBack:
         pass
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         gc.enable()
     if seen is None:
         return Outcome(plan.seed, "", [], [f"never_back: it took longer than {LIMIT_S} s"], {}, [], 0, 0, 0.0)

@@ -21,6 +21,7 @@ from tests.simulation.drawn_scenes import (
     draw_marked,
     draw_pushed_out,
     gathered_around,
+    leaving_amid_prompts,
     leaving_at_once,
     leaving_soon,
 )
@@ -165,9 +166,12 @@ def _with_scenes(
     if "has_peers" in setup.engine and faults and rng.random() < SHARE_OF_FETCHES:
         slow = [
             Fault(len(faults) + i, "slow passes", lasts_s=3.0, engine=engine, amount=rng.choice((3, 8)))
-            for i, engine in enumerate((1, 0) if rng.random() < 0.5 else (1,))
+            for i, engine in enumerate((1, 0))
         ]
-        return setup, leaving_soon(rng, arrivals), (*faults, *slow)
+        if rng.random() < 0.5:
+            return setup, leaving_soon(rng, arrivals), (*faults, slow[0])
+        setup = attrs.evolve(setup, engine={**setup.engine, "max_num_batched_tokens": 16, "prefill_local_tokens": 0})
+        return setup, leaving_amid_prompts(rng, arrivals, setup.engine["max_model_len"]), (*faults, *slow)
     if faults and rng.random() < SHARE_OF_FULL_DISKS:
         setup = attrs.evolve(setup, segment_bytes=SMALL_SEGMENT, ledger_padding=NEARLY_FULL)
         if rng.random() < 0.5:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +43,7 @@ from tests.simulation.engine_host import SimulatedHost
 from tests.simulation.fake_grammars import Checks, MaskFaults, Masks
 from tests.simulation.memory_ledger import MemoryStorage, open_journal
 from tests.simulation.plan import Plan
+from tests.simulation.remains import FIRST_SEQUENCE, remains_of
 from tests.simulation.seen import Seen
 from tests.simulation.tap import Tap
 from tests.simulation.virtual_time import Clocks, run_virtually
@@ -128,6 +130,7 @@ class _World:
                 make_renderer=InlineRenderer,
             ) as runtime:
                 self._runtime = runtime
+                runtime.desk.sequences.new_sequence_ids(FIRST_SEQUENCE)
                 while not all(engine.is_ready for engine in runtime.desk.pool):
                     await trio.sleep(STEP_S)
                 self._seen.adapters = {name: each.digest for name, each in runtime.desk.adapters.served().items()}
@@ -263,7 +266,24 @@ def _leftovers(runtime: Runtime, journal: DurableJournal, setup: Setup) -> dict[
         if manager.tiers is not None:
             held[f"loads of engine {engine_id}"] = int(manager.tiers.loads.are_under_way)
         held[f"sequences of engine {engine_id}"] = len(engine.batcher.sequences) + engine.batcher.num_groups
-    return {what: count for what, count in held.items() if count}
+    held = {what: count for what, count in held.items() if count}
+    return held or {f"numbers of sequences at {path}": count for path, count in _remains(runtime).items()}
+
+
+def _remains(runtime: Runtime) -> Counter[str]:
+    roots: dict[str, object] = {
+        "accounts": runtime.entry_store,
+        "texts": runtime.text_store,
+        "jobs": runtime.job_store,
+        "routes": runtime.route_store,
+        "sequences": runtime.desk.sequences,
+    }
+    for engine_id, host in _hosts(runtime).items():
+        if host.process is not None and not host.process.has_ended:
+            roots[f"engine {engine_id} block manager"] = host.process.engine.block_manager
+            roots[f"engine {engine_id} batcher"] = host.process.engine.batcher
+    (end,) = runtime.desk.sequences.new_sequence_ids(1)
+    return remains_of(roots, FIRST_SEQUENCE, end)
 
 
 def _hosts(runtime: Runtime) -> Mapping[int, SimulatedHost]:
