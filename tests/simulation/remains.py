@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-FIRST_SEQUENCE = 10_000_000
+FIRST_SEQUENCE = 100_000
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 KEPT = {
     "released_ids": "what the executor is told with the next pass",
