@@ -69,6 +69,11 @@ class Wire:
             lane.is_closed = True
         self.let_go()
 
+    def mend(self) -> None:
+        """Forget the faults that are yet to come."""
+        for lane in (self.to_host, self.to_engine):
+            lane.bytes_until_cut, lane.frames_to_repeat, lane.frames_to_lose = None, 0, 0
+
     def put(self, lane: Lane, data: bytes) -> None:
         if lane is self.to_host and (lane.frames_to_repeat or lane.frames_to_lose):
             data = b"".join(self._disturb(lane, frame) for frame in _frames(data))

@@ -142,6 +142,9 @@ class _World:
                     for dials in self.dials.values():
                         dials.fail_steps = 0
                     self._mask_faults.num_to_lose = 0
+                    for host in _hosts(runtime).values():
+                        if host.wire is not None:
+                            host.wire.mend()
                     async with trio.open_nursery() as acting:
                         for arrival in plan.afterwards:
                             acting.start_soon(clients.ask, arrival)
