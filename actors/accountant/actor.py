@@ -190,7 +190,10 @@ class Accountant:
             pending.is_timed = pending.is_passed_on = pending.is_shown = True
             return
         first_ids = self._writer.first_tokens(report)
-        pending.concerned = self._store.requests_of([*report.admitted_ids, *report.revised_ids, *first_ids])
+        unbegun_ids = self._writer.unbegun(report.terminal_ids)
+        pending.concerned = self._store.requests_of(
+            [*report.admitted_ids, *report.revised_ids, *first_ids, *unbegun_ids]
+        )
         pending.ended = self._store.requests_of(report.terminal_ids)
         try:
             self._writer.write_report(report, first_ids, pending.at)

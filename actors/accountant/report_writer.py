@@ -152,6 +152,11 @@ class ReportWriter:
         last_token_at = self._store.last_token_at
         return [i for i in report.token_sequence_ids if i not in last_token_at]
 
+    def unbegun(self, sequence_ids: list[int]) -> list[int]:
+        """Return those that are the first choices of prompts, and have had no token."""
+        requests = self._store.by_sequence
+        return [i for i in sequence_ids if i in requests and requests[i].has_unbegun_prompt(i)]
+
     def sequences_with_gaps(self, report: StepReport) -> list[int]:
         """Return the sequences with lost reports that have ended: by a Terminal, or because the engine is idle."""
         requests = self._store.by_sequence

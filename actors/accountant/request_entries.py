@@ -80,6 +80,7 @@ class RequestEntries:
         if type(entry) in _ENDS:
             self.num_ends += 1
             self.has_gap |= type(entry) is Gap
+            self.num_changes += self.has_unbegun_prompt(sequence_id)  # whose numbers this may settle
         else:
             self.num_changes += 1
 
@@ -89,6 +90,11 @@ class RequestEntries:
         self.entries = {sequence_id: [] for sequence_id in prompted.sequence_ids}
         places = zip(prompted.sequence_ids, prompted.prompt_indexes, prompted.choice_indexes, strict=True)
         self._first_choices = {sequence_id: prompt for sequence_id, prompt, choice in places if choice == 0}
+
+    def has_unbegun_prompt(self, sequence_id: int) -> bool:
+        """Whether a sequence is the first choice of a prompt, and has had no token."""
+        prompt = self._first_choices.get(sequence_id)
+        return prompt is not None and prompt not in self.begun_prompts
 
     def _prompt_of(self, sequence_id: int) -> int | None:
         prompted = self.prompted

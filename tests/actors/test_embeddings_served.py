@@ -48,6 +48,21 @@ async def test_last_token_reads_the_cache(autojump_clock: trio.abc.Clock, *, apa
         assert record.prompt_tokens == len(LONG) and record.seed is None and answer.error is None
 
 
+async def test_found_on_the_host(autojump_clock: trio.abc.Clock) -> None:
+    """A prompt that is loaded from the host, and computed to its end in several passes, is counted all the same."""
+    tier = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0, "max_num_batched_tokens": BLOCK}
+    async with small_runtime(**tier, kv_host_memory=1 << 16) as client:
+        answers = [await ask(client, LONG[: 8 * BLOCK])]
+        answers.append(await ask(client, [token + 1 for token in LONG[: 19 * BLOCK]]))  # pushes it off the device
+        answers.append(await ask(client, LONG[: 9 * BLOCK + 1]))
+        await assert_at_rest(client)
+        stats = client.runtime.entry_store.stats
+    by_tier = answers[-1].record.cached_by_tier
+    assert by_tier is not None and by_tier["host"] > 0
+    assert stats.total_prompt_tokens == sum(answer.record.prompt_tokens for answer in answers)
+    assert stats.total_cached_tokens == 8 * BLOCK
+
+
 async def test_mean_computes_every_position(autojump_clock: trio.abc.Clock) -> None:
     """A mean is of all positions, whatever is cached and however the prompt was divided: none of it is read from the
     cache, all of it is published."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quipu.actors.accountant.account_entries import FirstToken, Written
+from quipu.actors.accountant.account_entries import Ended, FirstToken, Written
 from quipu.actors.accountant.entry_store import EntryStore
 from quipu.actors.accountant.request_entries import RequestEntries
 from quipu.actors.messages.accountant import OpenAccount, Prompted
@@ -54,3 +54,18 @@ def test_first_token_is_not_before_its_admission() -> None:
     request.add(1, admission(1, 0, 0))
     account = request.account()
     assert account.admitted_at == account.first_token_at == 11.0
+
+
+def test_end_without_a_token_may_make_effects_due() -> None:
+    """What was granted from a lower tier settles with its prompt's first token, or with its end."""
+    request = two_choices()
+    num_changes = request.num_changes
+    request.add(2, Ended())
+    assert request.num_changes == num_changes  # another choice settles nothing
+    request.add(1, Ended())
+    assert request.num_changes == num_changes + 1
+    begun = two_choices()
+    begun.add(1, FirstToken(12.0))
+    num_changes = begun.num_changes
+    begun.add(1, Ended())
+    assert begun.num_changes == num_changes
