@@ -41,20 +41,20 @@ PARTS = {
 }
 """Modules that are started by a command, and that command."""
 COMMANDS = {
-    "bench.accounting": (),
     "bench.commits": ("--jobs", "engine_core"),
     "bench.cache_stats": (),
-    "bench.cache_tree": (),
     "bench.chat_tokens": (),
     "bench.sse": (),
     "bench.trace_replay": (),
 }
 COMMANDS_HERE = {
+    "bench.accounting": (),
     "bench.accuracy": ("--kv-cache-dtype", "int8"),
     "bench.adapters": (),
     "bench.apart": ("--real",),
     "bench.attention": (),
     "bench.beside": (),
+    "bench.cache_tree": (),
     "bench.engine_overhead": ("--executor", "fake"),
     "bench.execution": ("--format", "int4", "--activations", "int8"),
     "bench.graphs": (),
@@ -75,6 +75,7 @@ DEMO_COMMANDS = ("bench.demo_model", "bench.demo_tone")
 """Commands that measure the demo model and its adapter: one server is started for both."""
 TESTED_ELSEWHERE = {"bench.engine_core", "bench.sharing", "bench.stalls"}
 """Commands whose own tests run them in the same way."""
+STARTING_SERVERS = ("accounting", "demo_client", "peers.servers", "quantized_in_vllm", "timed_server")
 FOLDER_MADE = "bench.peers.checkpoint"
 
 
@@ -120,7 +121,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> Non
     for setting in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
         monkeypatch.setenv(setting, "1")
     monkeypatch.setattr(sys, "argv", [name, "--quick", *arguments])
-    launch_servers_of(monkeypatch, "bench.demo_client", "bench.peers.servers", "bench.quantized_in_vllm")
+    launch_servers_of(monkeypatch, *(f"bench.{name}" for name in STARTING_SERVERS))
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with mock.patch.dict(shapes.QWEN3_06B):

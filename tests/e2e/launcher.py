@@ -3,8 +3,8 @@
 `launch` is the test's side: one launcher per test session is started with the first `quipu`, and ended with the
 session. Run as a script, this file is the launcher: it handles one request at a time over a socket. Each child runs the
 same entry point as the installed command, with the arguments, working directory, environment and streams that it was
-given. A server's engines are forked likewise (`spare_engines.py`), and it starts its other processes as usual. Tests of
-the installed command (`test_command_line.py`, a wheel named by QUIPU_COMMAND) do not use the launcher.
+given. The processes that a server starts are forked likewise (`spare_processes.py`). Tests of the installed command
+(`test_command_line.py`, a wheel named by QUIPU_COMMAND) do not use the launcher.
 """
 
 from __future__ import annotations
@@ -20,15 +20,28 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from runpy import run_module
 from typing import Any
 
 if __name__ == "__main__":
     ended: list[int] = []
     atexit.register(lambda: leave_objects(ended))  # before all others, so that it is called after them
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-from tests.e2e.spare_engines import MAX_DESCRIPTORS, ROOM, keep_spares, load, request_of, run_engine
+from tests.e2e.spare_processes import (
+    MAX_DESCRIPTORS,
+    ROOM,
+    SPARES_OF_SERVER,
+    SPARES_OF_SEVERAL,
+    STARTS_ANEW,
+    descriptors_of,
+    keep_spares,
+    load,
+    request_of,
+    run_command,
+)
 from tests.lazy_builders import lazy_builders
 
 LAUNCHER = "tests/e2e/launcher.py"
@@ -98,17 +111,21 @@ class Launcher:
         stderr: int,
         environment: Mapping[str, str],
         own_session: bool,
+        module: str,
     ) -> Launched:
-        """Start `quipu ARGUMENTS` in `folder`, with these descriptors for its output, this environment and our CPUs."""
+        """Start `quipu ARGUMENTS` in `folder`, with these descriptors for its output, this environment and our CPUs.
+
+        `module`: what is run instead, as by `python -m`.
+        """
         request: dict[str, Any] = {"arguments": arguments, "folder": str(folder), "environment": dict(environment)}
-        request["own_session"] = own_session
+        request |= {"own_session": own_session, "module": module}
         request["cpus"] = sorted(os.sched_getaffinity(0))
         return Launched(self, self._ask(request, [stdout, stderr]))
 
     def launch_engine(self, command: Sequence[str], **options: Any) -> Launched:
         """Start an engine like `subprocess.Popen`; its parent is the launcher."""
         request = {"engine": request_of(command, options)}
-        return Launched(self, self._ask(request, list(options["pass_fds"])))
+        return Launched(self, self._ask(request, list(descriptors_of(options).values())))
 
     def reap(self, pid: int) -> int:
         """Return the exit code of a child that has ended."""
@@ -156,9 +173,10 @@ def launch(
     *,
     environment: Mapping[str, str] = os.environ,
     own_session: bool = False,
+    module: str = "",
 ) -> Launched:
     """Call `Launcher.launch` of this session's launcher."""
-    return _session_launcher().launch(arguments, folder, stdout, stderr, environment, own_session)
+    return _session_launcher().launch(arguments, folder, stdout, stderr, environment, own_session, module)
 
 
 def run_launcher(link: socket.socket) -> Callable[[], int]:
@@ -183,7 +201,7 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
         elif not (answer := os.fork()):
             link.close()
             if "engine" in request:
-                run_engine(request["engine"], list(descriptors), lambda: None)
+                run_command(request["engine"], list(descriptors), loaded, lambda: None)
             for descriptor, stream in zip(descriptors, (1, 2), strict=True):
                 os.dup2(descriptor, stream)
                 os.close(descriptor)
@@ -194,12 +212,25 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
             os.environ.clear()
             os.environ.update(request["environment"])
             sys.argv = ["quipu", *request["arguments"]]
-            if " ".join(request["arguments"]).startswith(START_ENGINES) and request["cpus"] == cpus:
-                keep_spares(loaded)
-            return main
+            module = request["module"]
+            starts_engines = module or " ".join(request["arguments"]).startswith(START_ENGINES)
+            if starts_engines and request["cpus"] == cpus and STARTS_ANEW not in os.environ:
+                keep_spares(loaded, SPARES_OF_SEVERAL if "--engines" in request["arguments"] else SPARES_OF_SERVER)
+                sys.modules["torch"] = None  # type: ignore[assignment]  # importing it raises
+            return partial(run_main, module) if module else main
         for descriptor in descriptors:
             os.close(descriptor)
         link.send(answer.to_bytes(8, "big", signed=True))
+
+
+def run_main(module: str) -> int:
+    """Run a module as `python -m` does; return its exit code."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
 
 
 def leave_objects(codes: list[int]) -> None:

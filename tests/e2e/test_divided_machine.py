@@ -18,6 +18,7 @@ from quipu.actors.fleet.processes.process_host import ProcessHost
 from quipu.actors.fleet.supervisor import EngineRefusal
 from quipu.actors.text_workers.renderer import InlineRenderer
 from tests.e2e.servers import Server, eventually, run_quipu, serve_command, serving
+from tests.e2e.spare_processes import STARTS_ANEW
 from tests.processes import PATIENCE_S
 from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info
 from tests.tiny import TINY
@@ -72,6 +73,7 @@ def last_ready(server: Server) -> dict[int, dict[str, Any]]:
 def test_two_engines_divide_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each engine has its own CPUs and memory, keeps them after a restart, and leaves them to a later engine."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv(STARTS_ANEW, "1")
     total = int(Path("/proc/meminfo").read_text().split()[1]) << 10
     budget = 2_000_000_000
     flags = ["--engines", "2", "--executor", "cpu", "--gpu-memory-utilization", f"{budget / total:.6f}"]

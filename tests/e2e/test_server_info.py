@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.servers import Server, eventually, run_quipu, serve_command, serving
+from tests.e2e.spare_processes import STARTS_ANEW
 from tests.kernel_markers import needs_kernels
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, change_config
 from tests.tiny import TINY
@@ -124,6 +125,7 @@ def test_threads(
 ) -> None:
     """The flag has priority, then OMP_NUM_THREADS, then the CPU affinity."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv(STARTS_ANEW, "1")
     if environment is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
     model = wide_model(tmp_path / "model")
