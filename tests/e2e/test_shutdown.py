@@ -72,6 +72,8 @@ def test_second_signal(tmp_path: Path) -> None:
     """A second signal ends the server and all its processes, even hung ones, with the signal's exit code."""
     with serving(tmp_path, "--executor", "fake") as server:
         children = eventually(lambda: all_children(server), "the engine and the workers are running")
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in children]
+        assert all("libtorch" in text for text in maps), "they must be forks, which `spare_processes.py` makes"
         with streaming(server, token_prompt("second signal", 40), 4000):
             os.kill(server.engine_pid(), signal.SIGSTOP)
             server.process.send_signal(signal.SIGINT)
