@@ -24,6 +24,7 @@ import jinja2
 import jinja2.nodes
 import jinja2.sandbox
 
+from ..messages.images import IMAGE_MARK
 from ..messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, Mark, ToolMark
 from ..shared.template_names import EXTENSIONS, names_in
 from .message_spans import find_part_ends
@@ -156,7 +157,9 @@ class ChatTemplate:
         if not self._names.shows_calls and any(message.get("tool_calls") for message in messages):
             messages = plain_calls(messages)
         elif not self._takes_several_calls:
-            messages = single_calls(messages)
+            before, messages = messages, single_calls(messages)
+            if _contents_with_images(before) != _contents_with_images(messages):
+                raise TemplateError("Results of tools that have images must be in the order of their calls.")
         if "reasoning_content" not in self._names:
             knows = "thinking" in self._names.attributes
             messages = tuple(map(reasoning_as_thinking if knows else plain_reasoning, messages))
@@ -181,6 +184,11 @@ class ChatTemplate:
         if not found:
             raise TemplateError("The chat template does not show the last message, so it cannot be continued.")
         return text
+
+
+def _contents_with_images(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what images take their order from."""
+    return [message["content"] for message in messages if IMAGE_MARK in message["content"]]
 
 
 def _join(pieces: Iterable[str], max_characters: int) -> str:

@@ -140,6 +140,43 @@ def test_other_apis(server: Server) -> None:
     assert server.post("/v1/chat/completions", body).json()["error"]["param"] == "truncate_prompt_tokens"
 
 
+def test_results_of_tools(server: Server) -> None:
+    """An image in a tool's result is one of the prompt, in both APIs that have such: counted, cached, and refused by
+    its field."""
+    call = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+    image = {"type": "image", "source": {"type": "base64", "data": drawn_url(9).partition(",")[2]}}
+    told: dict[str, Any] = {
+        "type": "tool_result",
+        "tool_use_id": "c1",
+        "content": [{"type": "text", "text": BEFORE}, image],
+    }
+    message: dict[str, Any] = {
+        "max_tokens": 1,
+        "messages": [said_by("user", "Look."), said_by("assistant", [call]), said_by("user", [told])],
+    }
+    usage = server.post("/v1/messages", message).json()["usage"]
+    total = usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+    told["content"].pop()
+    assert server.post("/v1/messages/count_tokens", message).json()["input_tokens"] == total - NUM_TOKENS
+    output = [{"type": "input_text", "text": BEFORE}, {"type": "input_image", "image_url": drawn_url(9)}]
+    items: list[dict[str, Any]] = [
+        said_by("user", "Look."),
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": output},
+    ]
+    usage = server.post("/v1/responses", {"input": items, "max_output_tokens": 1}).json()["usage"]
+    details = usage["input_tokens_details"]
+    assert (usage["input_tokens"], details["image_tokens"]) == (total, NUM_TOKENS)
+    assert details["cached_tokens"] == (total - 1) // 16 * 16
+    output[1]["image_url"] = "https://example.com/a.png"
+    error = server.post("/v1/responses", {"input": items}).json()["error"]
+    assert error["param"] == "input[2].output[1].image_url"
+
+
+def said_by(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
 def bomb(side: int) -> bytes:
     """Return a small PNG file that says that it has many pixels."""
     head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)

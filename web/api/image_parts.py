@@ -31,6 +31,11 @@ class ImageParts:
         return tuple(self._found)
 
     @property
+    def are_read(self) -> bool:
+        """Whether the model reads images."""
+        return self._wanted is not None
+
+    @property
     def num_tokens(self) -> int | None:
         """How many tokens of the prompt stand for images; None: there are none."""
         return None if self._wanted is None or not self._found else self._wanted.num_tokens * len(self._found)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from quipu.actors.messages.images import IMAGE_MARK
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark, ToolMark
 from quipu.actors.shared.checkpoint import DEMO, CheckpointError
 from quipu.actors.text_workers.renderer import InlineRenderer
@@ -139,6 +140,10 @@ def test_template_that_takes_one_call_at_a_time() -> None:
         '[user]Weather?[end][assistant]Both.{weather {"town": "Cusco"}}[end][tool]weather[end][assistant]{time {}}[end]'
         "[tool]time[end][assistant]{sun {}}[end][tool]other[end][user]And?[end][assistant]"
     )
+    seen = [message("tool", name + IMAGE_MARK, tool_call_id=name) for name in ("time", "weather")]
+    assert "[tool]weather" in render(refusal + QWEN_LIKE, ChatPrompt((HISTORY[1], asked, *seen[::-1], HISTORY[4])))
+    with pytest.raises(TemplateError, match="in the order of their calls"):
+        render(refusal + QWEN_LIKE, ChatPrompt((HISTORY[1], asked, *seen, HISTORY[4])))
 
 
 def test_template_that_names_reasoning_thinking() -> None:

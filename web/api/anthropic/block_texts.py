@@ -5,6 +5,7 @@
     document         title, context and text, if its source is text
     compaction       the summary that stands for earlier messages
     image, document  refused in a message; skipped in a tool's result, which the model would otherwise never see again
+                     (`conversation.py` reads images of both, if the model does)
     the blocks of Anthropic's own tools (`server_tool_use`, `web_search_tool_result`, `mcp_tool_use`, ...): skipped
 
 Used by `conversation.py`. What must always hold: what is skipped is named in the response's header; what is refused is

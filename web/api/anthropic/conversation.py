@@ -196,9 +196,9 @@ async def _read_result(block: Fields, conversation: Conversation) -> None:
 async def say_text(
     block: Fields, conversation: Conversation, *, is_result: bool = False, is_users: bool = False
 ) -> None:
-    """Add the text of a block. `is_result`: it is part of a tool's result, whose images are skipped; `is_users`: of a
-    user's message, whose images are read."""
-    if is_users and block.get("type") == "image":
+    """Add the text of a block. `is_result`: it is part of a tool's result, whose images are skipped if the model reads
+    none; `is_users`: of a user's message, whose images are read."""
+    if block.get("type") == "image" and (is_users or (is_result and conversation.images.are_read)):
         text = conversation.images.read_block(block)
     else:
         text = await read_text(block, conversation.pace, conversation.unused if is_result else None)

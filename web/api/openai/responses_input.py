@@ -31,7 +31,8 @@ from .tool_choice import read_flat_name
 _TEXT_PARTS = ("input_text", "output_text")
 _ANSWER_PARTS = (*_TEXT_PARTS, "refusal")
 _UNREADABLE = ("input_image", "input_file")
-"""Refused in a message, and skipped in a tool's result: a history that has one could never be continued."""
+"""Refused in a message, and skipped in a tool's result: a history that has one could never be continued. Images only if
+the model reads none."""
 _REASONING_PARTS = {"content": ("reasoning_text", "text"), "summary": ("summary_text",)}
 SUMMARY = "Summary of the conversation so far:\n\n"
 """Precedes the summary of a compacted history."""
@@ -186,7 +187,10 @@ class _Reader:
 
     async def _read_call_output(self, fields: Fields, *, may_be_absent: bool = False) -> None:
         is_empty = fields.get("output") == [] or (may_be_absent and fields.get("output") is None)
-        content = TextParts("") if is_empty else await self._read_text(fields, "output", skipped=_UNREADABLE)
+        skipped = _UNREADABLE[1:] if self._images.are_read else _UNREADABLE
+        content = TextParts("")
+        if not is_empty:
+            content = await self._read_text(fields, "output", skipped=skipped, images=self._images)
         self._add_result(fields, content)
 
     async def _read_shell_output(self, fields: Fields) -> None:
