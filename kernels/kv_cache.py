@@ -1,4 +1,4 @@
-"""The paged KV cache: keys and values of each layer, head-major `[blocks, kv_heads, slots, head_dim]`, in one tensor.
+"""The paged KV cache: keys and values of each layer, head-major `[blocks, kv_heads, slots, head_dim]`, in one memory.
 
 A backend owns it; only the backend's operations read and write it, through the block tables of the pass. They also
 choose the layout of a head's part of a block: the CPU kernels keep its keys transposed (`cpu/csrc/program.h`).
@@ -10,13 +10,16 @@ whatever copies a block copies its scales: `[blocks, kv_heads, bytes]`. An eleme
 A model whose keys are latents, of which values are made, too (`models/latent.py`), has one vector for both: then keys
 and values are the same memory.
 
+Layers may have different heads. Those with the same ones are a group, whose memory is one piece; a block on the host,
+or in another tier, is its part of each group, one after the other.
+
 What must always hold: a slot that no token of the sequence has written never influences a result, whatever it holds,
 NaN included. So the memory is not cleared here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -44,6 +47,15 @@ def choose_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 @attrs.frozen
+class OtherHeads:
+    """The heads of layers in which they differ from most."""
+
+    layers: frozenset[int]
+    num_kv_heads: int
+    head_dim: int
+
+
+@attrs.frozen
 class BlockShape:
     """What determines the size of a block."""
 
@@ -54,6 +66,8 @@ class BlockShape:
     dtype: torch.dtype
     is_latent: bool = False
     """Whether a token's value is its key, and stored once."""
+    others: OtherHeads | None = None
+    """Layers with other heads than these."""
 
     @property
     def num_kinds(self) -> int:
@@ -79,7 +93,20 @@ class BlockShape:
     @property
     def num_bytes(self) -> int:
         """Bytes of one block's keys and values in all layers, including scales."""
+        if self.others is not None:
+            return sum(group.num_bytes for _, group in self.groups)
         return self.num_kinds * self.num_layers * self.num_kv_heads * self.head_bytes
+
+    @property
+    def groups(self) -> list[tuple[list[int], BlockShape]]:
+        """Return the layers with the same heads, and the shape of a block of these alone; first the layer of most."""
+        every, others = range(self.num_layers), self.others
+        if others is None:
+            return [(list(every), self)]
+        alike, rest = ([n for n in every if (n in others.layers) == other] for other in (False, True))
+        narrow = attrs.evolve(self, num_layers=len(alike), others=None)
+        wide = attrs.evolve(narrow, num_layers=len(rest), num_kv_heads=others.num_kv_heads, head_dim=others.head_dim)
+        return [(layers, shape) for layers, shape in ((alike, narrow), (rest, wide)) if layers]
 
 
 @attrs.frozen
@@ -90,6 +117,34 @@ class ScaledSlots:
     """int8, from -127 to 127."""
     scales_BKS: torch.Tensor
     """float32."""
+
+
+class _Group:
+    """Keys and values of layers with the same heads, in one tensor."""
+
+    def __init__(self, all_L2BKx: torch.Tensor, shape: BlockShape) -> None:
+        self.shape = shape
+        self.all_L2BKx = all_L2BKx
+        self.bytes_L2Bx = all_L2BKx.view(torch.uint8).flatten(3)
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Return how many rows there are of which each is one kind of one layer, and the bytes of a block in one."""
+        return self.shape.num_kinds * self.shape.num_layers, self.bytes_L2Bx.shape[3]
+
+    def views(self, bytes_x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the elements and the scales of heads' parts of blocks."""
+        size, width = self.shape.block_size, self.shape.head_dim
+        codes = bytes_x[..., : size * width].view(*bytes_x.shape[:-1], size, width)
+        return codes, bytes_x[..., self.shape.scales_at :].view(torch.float32)
+
+    def fill(self, value: float) -> None:
+        if not self.shape.is_scaled:
+            self.all_L2BKx.fill_(value)
+            return
+        codes, scales = self.views(self.all_L2BKx)
+        codes.fill_(1)
+        scales.fill_(value)
 
 
 class KVCache:
@@ -105,38 +160,49 @@ class KVCache:
         self.block_size = block.block_size
         self.is_scaled = block.is_scaled
         self._block = block
-        part = (block.head_bytes,) if block.is_scaled else (block.block_size, block.head_dim)
-        shape = (block.num_layers, block.num_kinds, num_blocks, block.num_kv_heads, *part)
+        self._num_blocks = num_blocks
         self.shared = share_memory(num_blocks * block.num_bytes) if is_shared else None
-        if self.shared is None:
-            self._all_L2BKx = torch.empty(shape, dtype=block.dtype, device=device)
-        else:
-            self._all_L2BKx = torch.frombuffer(self.shared.memory, dtype=block.dtype).view(shape)
-        self._bytes_L2Bx = self._all_L2BKx.view(torch.uint8).flatten(3)
-        self._layers = [(layer[0], layer[-1]) for layer in self._all_L2BKx]
+        self._groups: list[_Group] = []
+        self._of_layer: dict[int, tuple[_Group, torch.Tensor]] = {}
+        at = 0
+        for layers, shape in block.groups:
+            part = (shape.head_bytes,) if shape.is_scaled else (shape.block_size, shape.head_dim)
+            dimensions = (shape.num_layers, shape.num_kinds, num_blocks, shape.num_kv_heads, *part)
+            if self.shared is None:
+                all_L2BKx = torch.empty(dimensions, dtype=block.dtype, device=device)
+            else:
+                size = num_blocks * shape.num_bytes
+                memory = self.shared.memory[at : at + size]
+                all_L2BKx = torch.frombuffer(memory, dtype=block.dtype).view(dimensions)
+                at += size
+            group = _Group(all_L2BKx, shape)
+            self._groups.append(group)
+            self._of_layer |= {layer: (group, pair) for layer, pair in zip(layers, all_L2BKx, strict=True)}
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `(k_BKSE, v_BKSE)` of a layer, writable; in 8 bits `(k_BKx, v_BKx)`, the bytes of each head's part."""
-        return self._layers[layer]
+        pair = self._of_layer[layer][1]
+        return pair[0], pair[-1]
 
     def __len__(self) -> int:
-        return len(self._layers)
+        return self._block.num_layers
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Keys of the first layer, values of the first layer (unless they are the keys), and so on."""
-        return [tensor for layer in self._layers for tensor in layer[: self._block.num_kinds]]
+        return [tensor for layer in range(len(self)) for tensor in self[layer][: self._block.num_kinds]]
 
     def scaled(self, layer: int) -> tuple[ScaledSlots, ScaledSlots]:
         """Return the keys and values of a layer in 8 bits, writable, in rows: not as the CPU kernels keep keys."""
-        k_BKx, v_BKx = self._layers[layer]
-        return ScaledSlots(*self._views(k_BKx)), ScaledSlots(*self._views(v_BKx))
+        group, pair = self._of_layer[layer]
+        return ScaledSlots(*group.views(pair[0])), ScaledSlots(*group.views(pair[-1]))
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the first block of each pair to the second, in every layer. All are read before any is written."""
-        sources, destinations = torch.tensor(pairs, device=self._all_L2BKx.device).T
-        self._all_L2BKx[:, :, destinations] = self._all_L2BKx[:, :, sources]
+        for group in self._groups:
+            sources, destinations = torch.tensor(pairs, device=group.all_L2BKx.device).T
+            group.all_L2BKx[:, :, destinations] = group.all_L2BKx[:, :, sources]
 
     @torch.inference_mode()
     def read_blocks(self, blocks: Sequence[int], to: memoryview) -> None:
@@ -145,20 +211,20 @@ class KVCache:
         `to` has `BlockShape.num_bytes` bytes for each block; ValueError if not. On the host the copy releases the GIL
         and uses the calling thread alone; on a device it is queued in the current stream.
         """
-        for block, host_L2x in zip(blocks, self._on_host(blocks, to), strict=True):
+        for mine_L2x, host_L2x in self._beside_host(blocks, to):
             if isinstance(host_L2x, np.ndarray):
-                np.copyto(host_L2x, self._bytes_L2Bx[:, :, block].numpy())
+                np.copyto(host_L2x, mine_L2x.numpy())
             else:
-                host_L2x.copy_(self._bytes_L2Bx[:, :, block], non_blocking=True)
+                host_L2x.copy_(mine_L2x, non_blocking=True)
 
     @torch.inference_mode()
     def write_blocks(self, blocks: Sequence[int], source: memoryview) -> None:
         """Copy to blocks what `read_blocks` has copied from others. Raises ValueError for memory of another size."""
-        for block, host_L2x in zip(blocks, self._on_host(blocks, source), strict=True):
+        for mine_L2x, host_L2x in self._beside_host(blocks, source):
             if isinstance(host_L2x, np.ndarray):
-                np.copyto(self._bytes_L2Bx[:, :, block].numpy(), host_L2x)
+                np.copyto(mine_L2x.numpy(), host_L2x)
             else:
-                self._bytes_L2Bx[:, :, block].copy_(host_L2x, non_blocking=True)
+                mine_L2x.copy_(host_L2x, non_blocking=True)
 
     def copy_from(self, cache: memoryview, sources: Sequence[int], targets: Sequence[int], copy_rows: CopyRows) -> None:
         """Copy blocks of another cache of such blocks, which this process has mapped, to blocks of this one.
@@ -166,41 +232,43 @@ class KVCache:
         Raises ValueError for memory that is no cache, and for blocks that either has not.
         """
         num_blocks, rest = divmod(cache.nbytes, self._block.num_bytes)
-        mine_L2Bx = self._bytes_L2Bx.numpy()
-        if rest or not (_are_within(num_blocks, sources) and _are_within(mine_L2Bx.shape[2], targets)):
+        if rest or not (_are_within(num_blocks, sources) and _are_within(self._num_blocks, targets)):
             raise ValueError(f"{cache.nbytes} bytes have no such blocks of {self._block.num_bytes}")
-        num_layers, num_kinds = self._block.num_layers, self._block.num_kinds
-        theirs_L2Bx = np.frombuffer(cache, np.uint8).reshape(num_layers, num_kinds, num_blocks, -1)
-        num_rows, part_bytes = num_kinds * num_layers, mine_L2Bx.shape[3]
-        for source, target, count in _runs(sources, targets):
-            to_x, from_x = mine_L2Bx[0, 0, target], theirs_L2Bx[0, 0, source]
-            strides = (mine_L2Bx.strides[1], theirs_L2Bx.strides[1])
-            copy_rows(to_x.ctypes.data, from_x.ctypes.data, num_rows, count * part_bytes, *strides)
+        theirs_x, at = np.frombuffer(cache, np.uint8), 0
+        for group in self._groups:
+            num_rows, part_bytes = group.rows
+            size = num_blocks * group.shape.num_bytes
+            theirs_RBx = theirs_x[at : at + size].reshape(num_rows, num_blocks, -1)
+            mine_RBx = group.bytes_L2Bx.flatten(0, 1).numpy()
+            at += size
+            for source, target, count in _runs(sources, targets):
+                to_x, from_x = mine_RBx[0, target], theirs_RBx[0, source]
+                strides = (mine_RBx.strides[0], theirs_RBx.strides[0])
+                copy_rows(to_x.ctypes.data, from_x.ctypes.data, num_rows, count * part_bytes, *strides)
 
-    def _on_host(self, blocks: Sequence[int], memory: memoryview) -> Iterable[npt.NDArray[np.uint8] | torch.Tensor]:
-        """Return the host's memory of each block, `[layers, 2, bytes]`: for a cache on a device as tensors."""
+    def _beside_host(
+        self, blocks: Sequence[int], memory: memoryview
+    ) -> Iterator[tuple[torch.Tensor, npt.NDArray[np.uint8] | torch.Tensor]]:
+        """Yield each block's part of a group, `[layers, 2, bytes]`, and the host's memory of it: for a cache on a
+        device as a tensor."""
         if memory.nbytes != len(blocks) * self._block.num_bytes:
             raise ValueError(f"{memory.nbytes} bytes for {len(blocks)} blocks of {self._block.num_bytes}")
-        shape = (len(blocks), self._block.num_layers, self._block.num_kinds, -1)
-        if self._bytes_L2Bx.is_cpu:
-            return np.frombuffer(memory, np.uint8).reshape(shape)
-        return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
+        at = 0
+        for block in blocks:
+            for group in self._groups:
+                mine_L2x = group.bytes_L2Bx[:, :, block]
+                host = memory[at : at + group.shape.num_bytes]
+                at += group.shape.num_bytes
+                if mine_L2x.is_cpu:
+                    yield mine_L2x, np.frombuffer(host, np.uint8).reshape(mine_L2x.shape)
+                else:
+                    yield mine_L2x, torch.frombuffer(host, dtype=torch.uint8).view(mine_L2x.shape)
 
     @torch.inference_mode()
     def fill(self, value: float) -> None:
         """Overwrite every slot of every layer; tests fill the cache with NaN."""
-        if not self.is_scaled:
-            self._all_L2BKx.fill_(value)
-            return
-        codes, scales = self._views(self._all_L2BKx)
-        codes.fill_(1)
-        scales.fill_(value)
-
-    def _views(self, bytes_x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the elements and the scales of heads' parts of blocks."""
-        size, width = self._block.block_size, self._block.head_dim
-        codes = bytes_x[..., : size * width].view(*bytes_x.shape[:-1], size, width)
-        return codes, bytes_x[..., self._block.scales_at :].view(torch.float32)
+        for group in self._groups:
+            group.fill(value)
 
 
 def _are_within(num_blocks: int, blocks: Sequence[int]) -> bool:

@@ -10,8 +10,9 @@ import torch
 
 from .backend import BackendConfig
 from .checkpoints.weights import PieceByPiece, Weights, open_weights
-from .kv_cache import BlockShape
+from .kv_cache import BlockShape, OtherHeads
 from .models.config import DecoderConfig, check_length, read_config
+from .models.config_parts import HeadShape
 from .models.families import Family, Model, find_family
 from .models.headless import Headless
 
@@ -44,18 +45,30 @@ class OpenedModel:
     def _ignored_layers(self) -> set[str]:
         """Return the tensors of layers that are not read."""
         first, count = self.config.num_layers, self.config.num_ignored_layers
-        prefixes = tuple(f"model.layers.{index}." for index in range(first, first + count))
-        return self.source.names_within(prefixes)
+        prefixes = [f"model.layers.{index}." for index in range(first, first + count)]
+        if (gemma4 := self.config.gemma4) is not None:  # those without keys of their own may have weights for them
+            layers = range(gemma4.num_cached, first)
+            prefixes += [f"model.layers.{index}.self_attn.{kind}_" for index in layers for kind in "kv"]
+        return self.source.names_within(tuple(prefixes))
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype) -> BlockShape:
-        config = self.config
+        config, heads = self.config, self.config.heads_of_layers
+        most = HeadShape(config.num_kv_heads, config.head_dim)
+        other = next((one for one in heads if one != most), None)
         return BlockShape(
-            num_layers=config.num_layers,
+            num_layers=len(heads),
             num_kv_heads=config.num_kv_heads,
             block_size=block_size,
             head_dim=config.head_dim,
             dtype=kv_dtype,
             is_latent=config.latent is not None,
+            others=None
+            if other is None
+            else OtherHeads(
+                layers=frozenset(index for index, one in enumerate(heads) if one == other),
+                num_kv_heads=other.num_kv_heads,
+                head_dim=other.head_dim,
+            ),
         )
 
 

@@ -74,6 +74,8 @@ class Choice:
     """...of which so many may be chosen from: those with the largest weight, or sum of two sigmoids with their bias."""
     factor: float = 1.0
     """Of the weights of those chosen."""
+    scale_X: torch.Tensor | None = None
+    """Likewise, of each expert."""
     mixer_range: float | None = None
     """If the weights are SparseMixer's (Liu et al., arXiv:2409.12136), which chooses one expert after the other. The
     weight of each is its softmax over the scores that are left and as close to its own, s: where s - x, of another
@@ -93,7 +95,9 @@ class Experts:
     choice: Choice = Choice()
     biases: ExpertBiases | None = None
     clamp: SwigluClamp | None = None
-    """None: the activation is SiLU."""
+    """None: the activation is SiLU..."""
+    is_gelu: bool = False
+    """...or GELU in its tanh form."""
 
 
 class Ops(Protocol):
@@ -191,13 +195,20 @@ class Ops(Protocol):
         """Compute `x + y`, of the same shape."""
         ...
 
+    def mul(self, x_NF: torch.Tensor, y_NF: torch.Tensor) -> torch.Tensor:
+        """Compute `x * y`, of the same shape; y may be some columns of a wider result."""
+        ...
+
+    def scale(self, x_ND: torch.Tensor, factor_1: torch.Tensor) -> torch.Tensor:
+        """Compute `x * factor`, one number of the model."""
+        ...
+
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
         """Compute `cap * tanh(x / cap)`."""
         ...
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
-        """Compute each token's weighted sum over the experts that its router scores choose, with SiLU or
-        what `clamp` says: y_ND.
+        """Compute each token's weighted sum over the experts that its router scores choose: y_ND.
 
         The softmax of a row's scores is over all experts; ties choose the lower index. Experts are summed in the order
         in which they are chosen, by descending score (Qwen Team, arXiv:2505.09388; Shazeer et al., arXiv:1701.06538).

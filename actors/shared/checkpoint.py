@@ -15,6 +15,8 @@ from typing import Any, TypeGuard
 
 import attrs
 
+from quipu.kernels.models.text_part import find_decoder
+
 from .hub import HubError, fetch
 
 DEMO = Path(__file__).resolve().parents[2] / "kernels" / "demo" / "checkpoint"
@@ -109,7 +111,8 @@ def read_info(
     """
     config = read_json(path / "config.json")
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):
-        config = {**config["text_config"], **config}  # of a model that reads more than text
+        decoder = find_decoder(config)  # of a model that reads more than text
+        config = {**({} if decoder is None else decoder.defaults), **config["text_config"], **config}
     max_model_len = _context_length(config)
     vocab_size = _positive(config, "vocab_size")
     if dtype == "auto":

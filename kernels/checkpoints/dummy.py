@@ -68,8 +68,9 @@ class DummySource:
 
 
 def fill_dummy(name: str, first: int, out: torch.Tensor, dtype: torch.dtype) -> None:
-    """Fill `out`, which is flat, with elements of the named tensor from `first` on. Weights of norms are ones."""
-    if name.endswith("norm.weight"):
+    """Fill `out`, which is flat, with elements of the named tensor from `first` on. Weights of norms, and
+    factors of layers, are ones."""
+    if name.endswith(("norm.weight", "layer_scalar")):
         out.fill_(1.0)
         return
     _tile(_block(name, dtype), first, out)

@@ -26,7 +26,7 @@ QUANTIZATIONS = ("int8", "int4", "int4-g32", "int4-g128")
 _LINEAR = re.compile(
     r"\.((q|k|v|o|gate|up|down|qkv|gate_up|q_a|q_b|c)_proj|c_fc|kv_a_proj_with_mqa|w[123]|(in|out)put_linear)\.weight$"
 )
-_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+_TABLES = ("model.embed_tokens.weight", "model.embed_tokens_per_layer.weight", "lm_head.weight")
 
 _log = logging.getLogger(__name__)
 

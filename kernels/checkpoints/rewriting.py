@@ -34,6 +34,8 @@ _NEVER = (
     r"re:.*\.mlp\.(shared_expert_)?gate$",
     r"re:.*\.block_sparse_moe\.(gate|router\.layer)$",
     r"re:.*\.kv_b_proj$",
+    r"re:.*\.router\.proj$",
+    r"re:.*\.per_layer_(input_gate|projection|model_projection)$",
 )
 """Modules that are never quantized, as readers of the format take them."""
 

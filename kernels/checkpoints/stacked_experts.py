@@ -1,10 +1,10 @@
-"""Reading the experts of gpt-oss and Granite, stored as one tensor for each kind of matrix of a layer.
+"""Reading the experts of gpt-oss, Granite and Gemma 4, stored as one tensor for each kind of matrix of a layer.
 
 `formats.py` calls this. Models see the matrices and biases of each expert by names of their own, as other families
-store them: `experts.3.gate_proj.weight`. Granite's matrices are `[expert, output, input]`, gate before up. In gpt-oss
-gate and up are interleaved: row 2f of both is row f of the gate. As transformers saves them, matrices are `[expert,
-input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling Formats (MX) Specification", 1.0) they are `[expert,
-output, group, byte]`, with a scale for each group of 32 inputs.
+store them: `experts.3.gate_proj.weight`. Granite's and Gemma's matrices are `[expert, output, input]`, gate before up.
+In gpt-oss gate and up are interleaved: row 2f of both is row f of the gate. As transformers saves them, matrices are
+`[expert, input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling Formats (MX) Specification", 1.0) they are
+`[expert, output, group, byte]`, with a scale for each group of 32 inputs.
 
 What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two.
 """
@@ -29,7 +29,11 @@ _BIAS, _NAN = 127, 255
 """Of the scales, which are exponents of two."""
 _KINDS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The stored tensors, and the matrices interleaved in each."""
-_GRANITE = re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight")
+_CONSECUTIVE = (
+    re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight"),
+    re.compile(r"(.+\.layers\.\d+)\.experts\.(gate_up|down)_proj"),
+)
+"""Granite's and Gemma's, of which each expert's rows follow each other."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
@@ -143,7 +147,7 @@ def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
     """
     found: dict[str, StoredMatrix] = {}
     for name, tensor in stored.items():
-        found |= _read_granite(name, tensor)
+        found |= _read_consecutive(name, tensor)
         prefix, is_expert, kind = name.rpartition(".mlp.experts.")
         kind, is_bias, rest = kind.partition("_bias")
         if not is_expert or kind not in _KINDS or rest:
@@ -158,12 +162,12 @@ def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
     return found
 
 
-def _read_granite(name: str, tensor: StoredTensor) -> dict[str, StoredMatrix]:
-    """Return the matrices of one of Granite's tensors, by name; none if it is another."""
-    named = _GRANITE.fullmatch(name)
+def _read_consecutive(name: str, tensor: StoredTensor) -> dict[str, StoredMatrix]:
+    """Return the matrices of one of Granite's or Gemma's tensors, by name; none if it is another."""
+    named = next(filter(None, (pattern.fullmatch(name) for pattern in _CONSECUTIVE)), None)
     if named is None:
         return {}
-    parts = ("gate_proj", "up_proj") if named[2] == "input" else ("down_proj",)
+    parts = ("gate_proj", "up_proj") if named[2] in ("input", "gate_up") else ("down_proj",)
     if len(tensor.shape) != 3 or tensor.dtype not in STORED_DTYPES or tensor.shape[1] % len(parts):
         raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
     experts, height, width = tensor.shape

@@ -31,6 +31,7 @@ from .quantizing import Quantization, QuantizingSource, is_linear
 from .row_slices import SlicingSource
 from .scratch import Scratch
 from .sources import Shape, Source, StoredSource, is_exact, unsupported_dtype
+from .text_tensors import of_text
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ def open_source(
         return DummySource(rounded, wanted), rounded, None
     if not matrices.by_name:
         matrices = find_matrices(config_json, stored, name)
-    source: Source = StoredSource(stored, rounded, matrices.by_name)
+    source: Source = StoredSource(of_text(stored), rounded, of_text(matrices.by_name))
     if wanted is not None:
         source = QuantizingSource(source, wanted, rounded)
     return SlicingSource(source, rounded), rounded, matrices.activations

@@ -277,5 +277,6 @@ def _check_supported(config: DecoderConfig, dtype: torch.dtype, kv_dtype: torch.
         raise CpuKernelsUnavailable(
             f"kv_cache_dtype {str(kv_dtype).removeprefix('torch.')} is none of bfloat16, float32 and int8"
         )
-    if config.head_dim % _HEAD_STEP:
-        raise CpuKernelsUnavailable(f"head_dim {config.head_dim} is not a multiple of {_HEAD_STEP}")
+    for head_dim in (heads.head_dim for heads in config.heads_of_layers):
+        if head_dim % _HEAD_STEP:
+            raise CpuKernelsUnavailable(f"head_dim {head_dim} is not a multiple of {_HEAD_STEP}")

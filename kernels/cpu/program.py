@@ -28,10 +28,10 @@ STORED_KV = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}
 
 EMBED, GATHER, LINEAR, RMS_NORM, ROPE, WRITE_KV, ATTEND, SILU_MUL, ADD = range(9)
 GELU_MUL, SOFT_CAP, ROUTE, DISPATCH, EXPERT_LINEAR, EXPERT_SILU_MUL, COMBINE = range(9, 16)
-LOW_RANK, SIGMOID_MUL, NORM_LATENT, HEAD_LINEAR, LAYER_NORM, GELU = range(16, 22)
+LOW_RANK, SIGMOID_MUL, NORM_LATENT, HEAD_LINEAR, LAYER_NORM, GELU, MUL = range(16, 23)
 ROW_WISE = frozenset(
     {RMS_NORM, ROPE, WRITE_KV, SILU_MUL, ADD, EMBED, GELU_MUL, SOFT_CAP, ROUTE, COMBINE, SIGMOID_MUL}
-    | {NORM_LATENT, LAYER_NORM, GELU}
+    | {NORM_LATENT, LAYER_NORM, GELU, MUL}
 )
 """Kinds of operations in which each thread reads and writes only its own rows, always the same ones."""
 

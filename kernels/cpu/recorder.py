@@ -167,6 +167,13 @@ class Recorder:
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         return self._record(program.ADD, x=x_ND, z=y_ND, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
+    def mul(self, x_NF: torch.Tensor, y_NF: torch.Tensor) -> torch.Tensor:
+        return self._record(program.MUL, x=x_NF, z=y_NF, shape=(x_NF.shape[1],), width=x_NF.shape[1])
+
+    def scale(self, x_ND: torch.Tensor, factor_1: torch.Tensor) -> torch.Tensor:
+        width, factor = x_ND.shape[1], self._vector(factor_1)
+        return self._record(program.MUL, x=x_ND, shape=(width,), width=width, weight=factor)
+
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
         width = x_ND.shape[1]
         return self._record(program.SIGMOID_MUL, x=x_ND, z=score_N1, shape=(width,), width=width)
@@ -207,6 +214,7 @@ class Recorder:
         gate_up = multiply(dispatched, experts.gate_up_OD, None if biases is None else biases.gate_up_XO)
         hidden = experts.down_DF[0].shape[1]
         activation: dict[str, Any] = {} if clamp is None else {"scale": clamp.alpha, "soft_cap": clamp.limit}
+        activation["activation"] = program.GELU_MUL if experts.is_gelu else 0
         activated = self._record(
             program.EXPERT_SILU_MUL, x=gate_up, shape=(chosen * hidden,), width=hidden, **activation, **shared
         )
@@ -225,6 +233,7 @@ class Recorder:
             num_groups=choice.num_groups,
             num_chosen_groups=choice.num_chosen_groups,
             scale=choice.factor,
+            norm=None if choice.scale_X is None else self._vector(choice.scale_X),
             soft_cap=choice.mixer_range or 0.0,
             **shared,
         )

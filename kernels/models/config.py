@@ -16,7 +16,7 @@ from typing import Any, Literal
 import attrs
 
 from ..ops import SwigluClamp
-from .config_parts import ExpertChoice, LatentConfig, MlpNames
+from .config_parts import ExpertChoice, Gemma4Config, HeadShape, LatentConfig, MlpNames
 from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
 
@@ -126,8 +126,15 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
     """If attention is over latents; then one key, of `head_dim` elements, is that of all heads, and their value."""
+    gemma4: Gemma4Config | None = None
     num_ignored_layers: int = 0
     """Layers of the checkpoint, after the last, that are not read."""
+
+    @property
+    def heads_of_layers(self) -> tuple[HeadShape, ...]:
+        """Return the key/value heads of each layer that has keys of its own."""
+        alike = (HeadShape(self.num_kv_heads, self.head_dim),) * self.num_layers
+        return alike if self.gemma4 is None else self.gemma4.heads[: self.gemma4.num_cached]
 
 
 def read_config(model_path: Path) -> dict[str, Any]:

@@ -51,14 +51,15 @@ def _named(
 
 _TYPES = {
     **_named("architectures layer_types", "a list of names", _is_list_of(_is_text)),
-    **_named("rope_scaling rope_parameters", "an object", _is_object),
+    **_named("rope_scaling rope_parameters per_layer_config", "an object", _is_object),
     **_named("dtype torch_dtype hidden_act hidden_activation", "a name", _is_text),
     **_named("topk_method scoring_func position_embedding_type normalization_function", "a name", _is_text),
     **_named("mlp_only_layers no_rope_layers", "a list of integers", _is_list_of(is_whole)),
     **_named("sliding_window_pattern", "an integer or letters", lambda value: is_whole(value) or _is_text(value)),
     **_named(
         "tie_word_embeddings attention_bias attention_out_bias qkv_bias use_sliding_window norm_topk_prob "
-        "rope_interleave use_qk_norm use_qkv_bias use_parallel_residual use_bias lm_head_bias",
+        "rope_interleave use_qk_norm use_qkv_bias use_parallel_residual use_bias lm_head_bias attention_k_eq_v "
+        "use_double_wide_mlp enable_moe_block",
         "true or false",
         _is_flag,
     ),
@@ -77,7 +78,8 @@ _TYPES = {
         "shared_expert_intermediate_size num_experts_per_tok decoder_sparse_step experts_per_token "
         "initial_context_length kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim n_routed_experts "
         "n_shared_experts moe_layer_freq first_k_dense_replace n_group topk_group num_nextn_predict_layers "
-        "num_mtp_layers shared_intermediate_size",
+        "num_mtp_layers shared_intermediate_size global_head_dim num_global_key_value_heads num_kv_shared_layers "
+        "hidden_size_per_layer_input vocab_size_per_layer_input top_k_experts",
         "an integer",
         is_whole,
     ),

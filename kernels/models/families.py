@@ -14,7 +14,8 @@ from ..ops import Ops
 from .config import DecoderConfig
 from .decoder_model import Decoder
 from .deepseek import parse_deepseek_v2, parse_deepseek_v3
-from .gemma import parse_gemma2, parse_gemma3
+from .gemma import parse_gemma2, parse_gemma3, parse_gemma4
+from .gemma4_model import Gemma4
 from .glm import parse_glm, parse_glm4, parse_glm4_moe
 from .gpt_oss import parse_gpt_oss
 from .granite import parse_granite, parse_granite_hybrid, parse_granite_moe
@@ -23,6 +24,7 @@ from .llama import parse_llama, parse_ministral, parse_mistral, parse_phi3, pars
 from .olmo import parse_exaone4, parse_olmo2, parse_olmo3, parse_olmoe
 from .qwen import parse_qwen2, parse_qwen2_moe, parse_qwen3, parse_qwen3_moe
 from .refusals import check_entries
+from .text_part import WITH_TOWERS, text_part
 
 
 class Model(Protocol):
@@ -55,11 +57,18 @@ class Family:
 
     def parse(self, data: dict[str, Any]) -> DecoderConfig:
         """Parse `config.json`. Raises ValueError for an entry that is missing or not supported."""
+        data = text_part(data)
         check_entries(data, read=self.reads, activation=self.activation)
         return self.parse_supported(data)
 
 
 _GEMMA = "attention_bias query_pre_attn_scalar sliding_window final_logit_softcapping"
+_GEMMA4 = (
+    "attention_bias sliding_window final_logit_softcapping use_bidirectional_attention global_head_dim "
+    "num_global_key_value_heads per_layer_config attention_k_eq_v num_kv_shared_layers use_double_wide_mlp "
+    "hidden_size_per_layer_input vocab_size_per_layer_input enable_moe_block num_experts top_k_experts "
+    "moe_intermediate_size"
+)
 _QWEN = "sliding_window use_sliding_window max_window_layers"
 _FEW_EXPERTS = "num_experts num_local_experts num_experts_per_tok"
 _CHOICE = f"{_FEW_EXPERTS} norm_topk_prob"
@@ -95,6 +104,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family(
         parse_gemma3, f"{_GEMMA} sliding_window_pattern _sliding_window_pattern rope_local_base_freq", _GELU
     ),
+    "Gemma4ForCausalLM": Family(parse_gemma4, _GEMMA4, _GELU, Gemma4),
     "Glm4ForCausalLM": Family(parse_glm4, "attention_bias"),
     "Glm4MoeForCausalLM": Family(parse_glm4_moe, f"attention_bias use_qk_norm {_GROUPED} {_PREDICTED}"),
     "GlmForCausalLM": Family(parse_glm, "attention_bias"),
@@ -121,8 +131,9 @@ FAMILIES = {
     "StableLmForCausalLM": Family(parse_stablelm, "layer_norm_eps use_qkv_bias use_parallel_residual"),
     "Starcoder2ForCausalLM": Family(parse_starcoder2, "norm_epsilon use_bias sliding_window mlp_type norm_type", _GELU),
 }
-_ALSO = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
-"""Other spellings, as published checkpoints have them."""
+SPELLINGS = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+"""Other spellings, as published checkpoints have them, beside transformers' own."""
+_ALSO = {**SPELLINGS, **{name: decoder.architecture for name, decoder in WITH_TOWERS.items()}}
 
 
 def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Family:

@@ -25,7 +25,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         _words(
             """
             compression_config attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias pruned_heads
-            layers_block_type mamba_n_heads
+            layers_block_type mamba_n_heads attention_k_eq_v use_double_wide_mlp enable_moe_block top_k_experts
             per_layer_config block_configs
             use_sliding_window attention_sinks attn_output_gate attn_temperature_tuning alibi clip_qkv kv_lora_rank
             q_lora_rank num_kv_shared_layers attention_out_bias qk_layernorm qk_norm use_qk_norm

@@ -11,7 +11,7 @@ import math
 import torch
 
 from ..ops import RopeTable
-from .rope_config import LinearScaling, Llama3Scaling, Rope, ShortFactors, YarnScaling
+from .rope_config import LinearScaling, Llama3Scaling, ProportionalScaling, Rope, ShortFactors, YarnScaling
 
 
 def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
@@ -26,6 +26,9 @@ def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
         case YarnScaling():
             frequency_R = _scale_yarn(frequency_R, rope, rope.scaling)
             factor = rope.scaling.attention_factor
+        case ProportionalScaling():
+            frequency_R = frequency_R / rope.scaling.factor
+            frequency_R[rope.scaling.num_rotating :] = 0.0
         case ShortFactors():
             frequency_R = frequency_R / torch.tensor(rope.scaling.factors, dtype=torch.float32)
             factor = rope.scaling.attention_factor

@@ -58,7 +58,15 @@ class ShortFactors:
     attention_factor: float
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling | ShortFactors
+@attrs.frozen
+class ProportionalScaling:
+    """Of the frequencies of whole heads only the first rotate, slowed by one factor: `rope_type: proportional`."""
+
+    num_rotating: int
+    factor: float
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | ShortFactors | ProportionalScaling
 
 
 @attrs.frozen
@@ -79,6 +87,7 @@ def parse_rope(
     head_dim: int,
     entries: dict[str, Any] | None = None,
     partial: bool = False,
+    proportional: bool = False,
     default_theta: float = 10_000.0,
     default_share: float = 1.0,
     is_interleaved: bool = False,
@@ -86,8 +95,8 @@ def parse_rope(
     """Parse `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
     `entries` replaces `rope_parameters` and `rope_scaling`, for families with several embeddings or names of their own;
-    `partial` allows that only a part of each head is rotated, by default `default_share`. Raises ValueError naming the
-    entry that is missing or not supported.
+    `partial` allows that only a part of each head is rotated, by default `default_share`, and `proportional` the type
+    of that name. Raises ValueError naming the entry that is missing or not supported.
     """
     rope = rope_entries(data) if entries is None else dict(entries)
     if any(isinstance(value, dict) for value in rope.values()):
@@ -99,18 +108,21 @@ def parse_rope(
     theta = rope.pop("rope_theta", None) or data.get("rope_theta") or default_theta
     share = rope.pop("partial_rotary_factor", None) or data.get("partial_rotary_factor") or default_share
     width = int(head_dim * _number("partial_rotary_factor", share))
-    if share != 1.0 and not partial:
+    if proportional and rope_type == "proportional":
+        rope["partial_rotary_factor"], width = share, head_dim
+    elif share != 1.0 and not partial:
         raise ValueError(f"config.json: partial_rotary_factor {share} is not supported for this architecture")
     if not 0 < width <= head_dim or width % 2:
         raise ValueError(
             f"config.json: partial_rotary_factor {share} rotates {width} of a head's {head_dim} elements, must be an "
             "even number"
         )
-    if rope_type not in _PARSERS:
-        known = ", ".join(map(repr, _PARSERS))
+    parsers = _PARSERS | ({"proportional": _parse_proportional} if proportional else {})
+    if rope_type not in parsers:
+        known = ", ".join(map(repr, parsers))
         raise ValueError(f"config.json: rope_type {rope_type!r} is not supported, only {known}")
     entries_of_type = _Entries(rope_type, rope, data)
-    scaling = _PARSERS[rope_type](entries_of_type, width)
+    scaling = parsers[rope_type](entries_of_type, width)
     entries_of_type.check_all_read()
     return Rope(theta=_number("rope_theta", theta), width=width, scaling=scaling, is_interleaved=is_interleaved)
 
@@ -236,6 +248,11 @@ def _parse_longrope(entries: _Entries, width: int) -> ShortFactors:
         original_max_position_embeddings=original,
         attention_factor=entries.number("attention_factor", usual),
     )
+
+
+def _parse_proportional(entries: _Entries, width: int) -> ProportionalScaling:
+    share = entries.number("partial_rotary_factor")
+    return ProportionalScaling(num_rotating=int(share * width // 2), factor=entries.number("factor", 1.0))
 
 
 _PARSERS: dict[str, Callable[[_Entries, int], Scaling | None]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..ops import Choice, Experts
-from .rows import ROWS, clamped_swiglu, multiply, round_up, row_by_row, silu_mul
+from .rows import ROWS, clamped_swiglu, gelu_mul, multiply, round_up, row_by_row, silu_mul
 
 
 def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -32,7 +32,8 @@ def _run(x_MD: torch.Tensor, experts: Experts, expert: int) -> torch.Tensor:
     gate_up_M2F = multiply(x_MD, experts.gate_up_OD[expert])
     if biases is not None:
         gate_up_M2F = gate_up_M2F + biases.gate_up_XO[expert]
-    hidden_MF = silu_mul(gate_up_M2F) if clamp is None else clamped_swiglu(gate_up_M2F, clamp)
+    activation = gelu_mul if experts.is_gelu else silu_mul
+    hidden_MF = activation(gate_up_M2F) if clamp is None else clamped_swiglu(gate_up_M2F, clamp)
     y_MD = multiply(hidden_MF, experts.down_DF[expert])
     return y_MD if biases is None else y_MD + biases.down_XD[expert]
 
@@ -58,6 +59,8 @@ def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, to
         power_NT = power_NT / power_NT.sum(-1, keepdim=True)
     elif not choice.is_sigmoid:
         power_NT = power_NT / power_NX.sum(-1, keepdim=True)
+    if choice.scale_X is not None:
+        power_NT = power_NT * choice.scale_X[chosen_NT]
     return power_NT * choice.factor, chosen_NT
 
 

@@ -13,7 +13,6 @@ What must always hold: row n of a result is a function of row n alone (in `atten
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from .attention import Scores, attend_span
 from .experts import mix_experts
 from .kv_slots import slots_of
 from .plan import StepPlan
-from .rows import multiply, row_by_row, silu_mul
+from .rows import gelu, gelu_mul, multiply, row_by_row, silu_mul
 
 
 class ReferenceOps:
@@ -112,17 +111,22 @@ class ReferenceOps:
         return silu_mul(gate_up_N2F)
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
-        return row_by_row(partial(torch.nn.functional.gelu, approximate="tanh"), gate_NF) * up_NF
+        return gelu_mul(gate_up_N2F)
 
     def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
-        return row_by_row(partial(torch.nn.functional.gelu, approximate="tanh"), x_NF)
+        return gelu(x_NF)
 
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
         return row_by_row(torch.sigmoid, score_N1) * x_ND
 
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         return x_ND + y_ND
+
+    def mul(self, x_NF: torch.Tensor, y_NF: torch.Tensor) -> torch.Tensor:
+        return x_NF * y_NF
+
+    def scale(self, x_ND: torch.Tensor, factor_1: torch.Tensor) -> torch.Tensor:
+        return x_ND * factor_1
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
         return row_by_row(torch.tanh, x_NV / cap) * cap

@@ -11,6 +11,7 @@ What must always hold: row n of a result is a function of row n of the argument 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -60,6 +61,17 @@ def silu_mul(gate_up_N2F: torch.Tensor) -> torch.Tensor:
     """Compute `silu(gate) * up`: h_NF."""
     gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
     return row_by_row(torch.nn.functional.silu, gate_NF) * up_NF
+
+
+def gelu(x_NF: torch.Tensor) -> torch.Tensor:
+    """Compute GELU in its tanh form: h_NF."""
+    return row_by_row(partial(torch.nn.functional.gelu, approximate="tanh"), x_NF)
+
+
+def gelu_mul(gate_up_N2F: torch.Tensor) -> torch.Tensor:
+    """Compute `gelu(gate) * up`: h_NF."""
+    gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
+    return gelu(gate_NF) * up_NF
 
 
 def clamped_swiglu(gate_up_N2F: torch.Tensor, clamp: SwigluClamp) -> torch.Tensor:

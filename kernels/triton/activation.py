@@ -93,6 +93,24 @@ def add_kernel(
 
 
 @triton.jit
+def mul_kernel(
+    x_ptr: tl.tensor, y_ptr: tl.tensor, out_ptr: tl.tensor, y_stride: tl.tensor, ONE: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Compute `x * y`, where rows of y may be strided, or with ONE times y's only number. Program (n, b) has block b of
+    row n."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    x = tl.load(x_ptr + n * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    if ONE:
+        x *= tl.load(y_ptr).to(tl.float32)
+    else:
+        x *= tl.load(y_ptr + n * y_stride + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + n * WIDTH + i, x.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def soft_cap_kernel(
     x_ptr: tl.tensor, out_ptr: tl.tensor, cap: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:

@@ -70,8 +70,8 @@ def attend(
         launch = prefill_launch(tiles, group, head_dim)
         prefill_kernel[(columns.num_tiles, num_kv_heads)](
             q_NHE, k_BKSE, v_BKSE, tables, c["row_slots"], c["row_tokens"], c["row_ends"], c["positions"],
-            c["tiles"], o_NHE, sinks, *strides, *numbers, has_sinks, *meaning, launch.rows, *width, tiles.keys,
-            tiles.chunk, **_options(launch, tiles),
+            c["tiles"], o_NHE, sinks, *strides, *numbers, columns.tile, has_sinks, *meaning, launch.rows, *width,
+            tiles.keys, tiles.chunk, **_options(launch, tiles),
         )  # fmt: skip
     return o_NHE
 

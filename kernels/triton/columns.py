@@ -64,6 +64,8 @@ class Columns:
             self.device[name] = self._device[start : start + size]
             start += _aligned(size)
         self.num_tiles = 0
+        self.tile = 0
+        """Tokens of each."""
         self.num_items = 0
 
     def fill(
@@ -135,7 +137,7 @@ class Columns:
     def _fill_tiles(self, lengths: Int32s, tile: int) -> None:
         """List the tiles of rows with several tokens. A prompt's last tiles see the most keys and are started first."""
         pairs = [(row, start) for row, length in enumerate(lengths) if length > 1 for start in range(0, length, tile)]
-        self.num_tiles = len(pairs)
+        self.num_tiles, self.tile = len(pairs), tile
         self.host["tiles"][: 2 * len(pairs)] = np.array(pairs[::-1], dtype=np.int32).ravel()
 
 

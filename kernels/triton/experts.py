@@ -34,12 +34,15 @@ def route_kernel(
     CHOSEN_GROUPS: tl.constexpr,
     mixer_range: tl.tensor,
     MIXER: tl.constexpr,
+    scale_ptr: tl.tensor,
+    SCALED: tl.constexpr,
 ) -> None:
     """Choose the CHOSEN best experts of token n and their weights (float32) in program n.
 
-    Weights are a softmax, or with SIGMOID not; `factor` is multiplied with those chosen. BIASED adds `bias` where
-    experts are chosen. Of GROUPS with as many experts each, only the CHOSEN_GROUPS with the largest, or with SIGMOID
-    the two largest together, are chosen from. MIXER: see `Choice.mixer_range`.
+    Weights are a softmax, or with SIGMOID not; those chosen are multiplied with `factor`, and with SCALED with their
+    expert's `scale`. BIASED adds `bias` where experts are chosen. Of GROUPS with as many experts each, only the
+    CHOSEN_GROUPS with the largest, or with SIGMOID the two largest together, are chosen from. MIXER: see
+    `Choice.mixer_range`.
     """
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -84,6 +87,8 @@ def route_kernel(
         left = tl.where(i == expert, float("-inf"), left)
     if NORMALISE:
         chosen_share = chosen_share / tl.sum(chosen_share, 0)
+    if SCALED:
+        chosen_share *= tl.load(scale_ptr + chosen).to(tl.float32)
     chosen_share = chosen_share * factor
     tl.store(chosen_ptr + n * CHOSEN + place, chosen, mask=place < CHOSEN)
     tl.store(weights_ptr + n * CHOSEN + place, chosen_share, mask=place < CHOSEN)

@@ -8,7 +8,8 @@ import torch
 from ..checkpoints.weights import Shape, Weights
 from ..kv_cache import KVCache
 from ..ops import RopeTable
-from .attention import Parts
+from .attention import Parts, tile_tokens
+from .configs import Tiles
 from .mixture import Addresses
 
 
@@ -34,6 +35,18 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    others: Heads | None = None
+    """Of other layers, if not all are alike."""
+
+    @property
+    def widest(self) -> int:
+        """Return the largest head's size."""
+        return self.head_dim if self.others is None else max(self.head_dim, self.others.widest)
+
+    def tile_tokens(self, tiles: Tiles) -> int:
+        """Return how many tokens of a prompt one prefill program handles, in every layer."""
+        mine = tile_tokens(tiles, self.num_heads // self.num_kv_heads, self.head_dim)
+        return mine if self.others is None else min(mine, self.others.tile_tokens(tiles))
 
 
 @attrs.frozen

@@ -70,12 +70,14 @@ def mix(
     return y_ND
 
 
-def _choice(choice: Choice, router_NX: torch.Tensor) -> tuple[torch.Tensor, float, bool, bool, int, int, float, bool]:
+def _choice(choice: Choice, router_NX: torch.Tensor) -> tuple[torch.Tensor | float, ...]:
     """Return the last arguments of `route_kernel`."""
     biased = choice.bias_X is not None
     bias = router_NX if choice.bias_X is None else choice.bias_X
     groups, mixes = (choice.num_groups, choice.num_chosen_groups), choice.mixer_range is not None
-    return bias, choice.factor, choice.is_sigmoid, biased, *groups, choice.mixer_range or 0.0, mixes
+    scale = router_NX if choice.scale_X is None else choice.scale_X
+    rest = (choice.mixer_range or 0.0, mixes, scale, choice.scale_X is not None)
+    return bias, choice.factor, choice.is_sigmoid, biased, *groups, *rest
 
 
 def multiply_heads(

@@ -23,13 +23,12 @@ from . import activation, attention
 from .columns import Columns
 from .configs import Tiles
 from .deferred import DeferredHeads, DeferredSum
+from .launch_shapes import block_of, dense_like, place_of, rows_of, warps_for
 from .matrices import Linear
 from .memory import Memory
 from .mixture import mix, multiply_heads
 from .rope_kv import rope_and_write_kernel, rope_kernel
 from .triton_adapters import RowAdapters
-
-_BLOCK = 1024
 
 
 class TritonOps:
@@ -62,7 +61,7 @@ class TritonOps:
         num_tokens, width = token_ids_N.shape[0], table_VD.shape[1]
         x_ND = table_VD.new_empty((num_tokens, width))
         scale = scale if is_exact else float(torch.tensor(scale, dtype=table_VD.dtype))
-        activation.embed_kernel[_rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, _block(width))
+        activation.embed_kernel[rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, block_of(width))
         return x_ND
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -73,11 +72,11 @@ class TritonOps:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dim() == 3:
-            return self._defer(DeferredHeads(self._computed(x), _dense_like(x), weight, eps, None))
-        deferred = self._deferred.get(_place(x))
-        out_ND = _dense_like(x)
+            return self._defer(DeferredHeads(self._computed(x), dense_like(x), weight, eps, None))
+        deferred = self._deferred.get(place_of(x))
+        out_ND = dense_like(x)
         if isinstance(deferred, DeferredSum):
-            del self._deferred[_place(x)]
+            del self._deferred[place_of(x)]
             self._launch_norm(deferred.x_ND, deferred.y_ND, deferred.out_ND, weight, eps, out_ND)
         else:
             self._launch_norm(self._computed(x), None, x, weight, eps, out_ND)
@@ -86,12 +85,12 @@ class TritonOps:
     def layer_norm(
         self, x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        x_ND, out_ND = self._computed(x_ND), _dense_like(x_ND)
+        x_ND, out_ND = self._computed(x_ND), dense_like(x_ND)
         num_rows, width = x_ND.shape
         block = triton.next_power_of_2(width)
         activation.layer_norm_kernel[(num_rows,)](
             x_ND, weight_D, weight_D if bias_D is None else bias_D, out_ND, eps, bias_D is not None, width, block,
-            num_warps=_warps(block), enable_fp_fusion=self._tiles.fusion,
+            num_warps=warps_for(block), enable_fp_fusion=self._tiles.fusion,
         )  # fmt: skip
         return out_ND
 
@@ -103,15 +102,15 @@ class TritonOps:
         return multiply_heads(self._computed(x_NHE), weights_OI, first, self._memory.addresses, self._tiles)
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
-        deferred = self._deferred.get(_place(x_NHE))
-        out_NHE = _dense_like(x_NHE)
+        deferred = self._deferred.get(place_of(x_NHE))
+        out_NHE = dense_like(x_NHE)
         if isinstance(deferred, DeferredHeads) and deferred.table is None and deferred.out_NHE.shape == x_NHE.shape:
             return self._defer(attrs.evolve(deferred, out_NHE=out_NHE, table=table))
         return self._defer(DeferredHeads(self._computed(x_NHE), out_NHE, None, 0.0, table))
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
         v_NKE = self._computed(v_NKE)
-        deferred = self._deferred.get(_place(k_NKE))
+        deferred = self._deferred.get(place_of(k_NKE))
         if isinstance(deferred, DeferredHeads):
             keys = deferred
         else:
@@ -119,7 +118,7 @@ class TritonOps:
         queries = self._queries_for(keys) if keys is deferred else None
         self._launch_write(layer, queries, keys, v_NKE)
         if queries is not None:
-            del self._deferred[_place(queries.out_NHE)]
+            del self._deferred[place_of(queries.out_NHE)]
         self._drop_stale()
 
     def attend(
@@ -144,35 +143,41 @@ class TritonOps:
         return self._gated(gate_up_N2F, activation.gated_kernel, True)
 
     def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
-        x_NF, out_NF = self._computed(x_NF), _dense_like(x_NF)
+        x_NF, out_NF = self._computed(x_NF), dense_like(x_NF)
         num_rows, width = x_NF.shape
-        activation.gelu_kernel[_rows_of(num_rows, width)](x_NF, out_NF, width, _block(width))
+        activation.gelu_kernel[rows_of(num_rows, width)](x_NF, out_NF, width, block_of(width))
         return out_NF
 
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
         x_ND, score_N1 = self._computed(x_ND), self._computed(score_N1)
         num_rows, width = x_ND.shape
-        out_ND = _dense_like(x_ND)
-        activation.sigmoid_mul_kernel[_rows_of(num_rows, width)](x_ND, score_N1, out_ND, width, _block(width))
+        out_ND = dense_like(x_ND)
+        activation.sigmoid_mul_kernel[rows_of(num_rows, width)](x_ND, score_N1, out_ND, width, block_of(width))
         return out_ND
 
+    def mul(self, x_NF: torch.Tensor, y_NF: torch.Tensor) -> torch.Tensor:
+        return self._mul(x_NF, self._computed(y_NF), is_one=False)
+
+    def scale(self, x_ND: torch.Tensor, factor_1: torch.Tensor) -> torch.Tensor:
+        return self._mul(x_ND, factor_1, is_one=True)
+
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
-        out_ND = _dense_like(x_ND)
-        self._deferred[_place(out_ND)] = DeferredSum(self._computed(x_ND), self._computed(y_ND), out_ND)
+        out_ND = dense_like(x_ND)
+        self._deferred[place_of(out_ND)] = DeferredSum(self._computed(x_ND), self._computed(y_ND), out_ND)
         return out_ND
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
         x_NV = self._computed(x_NV)
         num_rows, width = x_NV.shape
-        out_NV = _dense_like(x_NV)
-        activation.soft_cap_kernel[_rows_of(num_rows, width)](x_NV, out_NV, cap, width, _block(width))
+        out_NV = dense_like(x_NV)
+        activation.soft_cap_kernel[rows_of(num_rows, width)](x_NV, out_NV, cap, width, block_of(width))
         return out_NV
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
-        clamp = experts.clamp
+        clamp, plain = experts.clamp, self.gelu_mul if experts.is_gelu else self.silu_mul
         return mix(
             self._computed(x_ND), self._computed(router_NX), experts, self._memory.addresses, self._tiles,
-            self.silu_mul if clamp is None else lambda x_P2F: self._gated(
+            plain if clamp is None else lambda x_P2F: self._gated(
                 x_P2F, activation.clamped_swiglu_kernel, clamp.alpha, clamp.limit
             ),
         )  # fmt: skip
@@ -183,11 +188,11 @@ class TritonOps:
 
     def _computed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the same tensor, computed if it was deferred."""
-        deferred = self._deferred.pop(_place(x), None)
+        deferred = self._deferred.pop(place_of(x), None)
         if isinstance(deferred, DeferredSum):
             num_rows, width = deferred.out_ND.shape
-            grid = _rows_of(num_rows, width)
-            activation.add_kernel[grid](deferred.x_ND, deferred.y_ND, deferred.out_ND, width, _block(width))
+            grid = rows_of(num_rows, width)
+            activation.add_kernel[grid](deferred.x_ND, deferred.y_ND, deferred.out_ND, width, block_of(width))
         elif isinstance(deferred, DeferredHeads):
             self._launch_heads(deferred)
         return x
@@ -200,13 +205,13 @@ class TritonOps:
         return None
 
     def _defer(self, heads: DeferredHeads) -> torch.Tensor:
-        self._deferred[_place(heads.out_NHE)] = heads
+        self._deferred[place_of(heads.out_NHE)] = heads
         return heads.out_NHE
 
     def _drop_stale(self) -> None:
         """Drop heads that were deferred before the last layer's keys were written; sums stay."""
         for heads in self._deferred_before:
-            place = _place(heads.out_NHE)
+            place = place_of(heads.out_NHE)
             if self._deferred.get(place) is heads:
                 del self._deferred[place]
         self._deferred_before = [
@@ -221,16 +226,23 @@ class TritonOps:
         block = triton.next_power_of_2(width)
         activation.rms_norm_kernel[(num_rows,)](
             x_ND, sum_ND if y_ND is None else y_ND, weight_D, sum_ND, out_ND, x_ND.stride(0), eps, y_ND is not None,
-            width, block, num_warps=_warps(block), enable_fp_fusion=self._tiles.fusion,
+            width, block, num_warps=warps_for(block), enable_fp_fusion=self._tiles.fusion,
         )  # fmt: skip
 
     def _gated(self, gate_up_N2F: torch.Tensor, kernel: Any, *numbers: float) -> torch.Tensor:
         gate_up_N2F = self._computed(gate_up_N2F)
         num_rows, width = gate_up_N2F.shape[0], gate_up_N2F.shape[1] // 2
         h_NF = gate_up_N2F.new_empty((num_rows, width))
-        grid, stride = _rows_of(num_rows, width), gate_up_N2F.stride(0)
-        kernel[grid](gate_up_N2F, h_NF, stride, *numbers, width, _block(width))
+        grid, stride = rows_of(num_rows, width), gate_up_N2F.stride(0)
+        kernel[grid](gate_up_N2F, h_NF, stride, *numbers, width, block_of(width))
         return h_NF
+
+    def _mul(self, x_ND: torch.Tensor, y: torch.Tensor, *, is_one: bool) -> torch.Tensor:
+        x_ND = self._computed(x_ND)
+        num_rows, width = x_ND.shape
+        out_ND = dense_like(x_ND)
+        activation.mul_kernel[rows_of(num_rows, width)](x_ND, y, out_ND, y.stride(0), is_one, width, block_of(width))
+        return out_ND
 
     def _launch_heads(self, t: DeferredHeads) -> None:
         cos_PR, sin_PR, *shape = self._rope_arguments(t)
@@ -274,24 +286,3 @@ class TritonOps:
         rest_block = triton.next_power_of_2(rest) if rest else 0
         is_interleaved = t.table is not None and t.table.is_interleaved
         return cos_PR, sin_PR, is_interleaved, head_dim, half, triton.next_power_of_2(half), rest_block
-
-
-def _place(x: torch.Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
-def _dense_like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _rows_of(num_rows: int, width: int) -> tuple[int, int]:
-    """Return the grid: one program for each block of each row."""
-    return num_rows, triton.cdiv(width, _block(width))
-
-
-def _block(width: int) -> int:
-    return min(_BLOCK, triton.next_power_of_2(width))
-
-
-def _warps(block: int) -> int:
-    return max(1, min(16, block // 512))

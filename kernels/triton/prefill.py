@@ -32,6 +32,7 @@ def prefill_kernel(
     slot_stride: tl.tensor,
     scale: tl.tensor,
     soft_cap: tl.tensor,
+    TOKENS: tl.constexpr,
     SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -44,8 +45,10 @@ def prefill_kernel(
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Compute tile t for one key/value head in program (t, kv head): ROWS // GROUP consecutive tokens of one row."""
-    TOKENS: tl.constexpr = ROWS // GROUP
+    """Compute tile t for one key/value head in program (t, kv head): TOKENS consecutive tokens of one row.
+
+    That is at most ROWS // GROUP.
+    """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     row = tl.load(tiles_ptr + 2 * tile)

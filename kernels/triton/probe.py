@@ -22,7 +22,7 @@ from ..batch import StepBatch
 from ..checkpoints.weights import Shape
 from ..kv_cache import BlockShape, KVCache
 from ..models.families import Model
-from .attention import Parts, tile_tokens
+from .attention import Parts
 from .columns import Capacity, Columns, lengths_of
 from .configs import Tiles, shared_tile, token_ladder
 from .device import Device
@@ -43,6 +43,8 @@ class AttentionKind:
     window: int | None
     soft_cap: float | None
     has_sinks: bool = False
+    heads: Heads | None = None
+    """Of these layers; None: those of all."""
 
 
 @attrs.frozen
@@ -92,11 +94,12 @@ def choose_strict_kernels(
 
 
 def attention_kinds(
-    model: Model, num_layers: int, heads: Heads, device: Device, tiles: Tiles, dtype: torch.dtype
+    model: Model, block: BlockShape, heads: Heads, device: Device, tiles: Tiles, dtype: torch.dtype
 ) -> list[AttentionKind]:
     """Return the distinct kinds of attention of a model's layers, found by running one token."""
     batch = same_blocks([(0, 0, 1)], [0])
-    columns, memory = make_pass(batch, num_layers, 2, heads, 16, device, tiles, dtype)
+    cache = KVCache(2, block, device.torch_device)
+    columns, memory = make_pass(batch, block.num_layers, 2, heads, 16, device, tiles, dtype, cache)
     ops = _RecordingOps(columns, memory, tiles, LibraryLinear())
     ops.finish(model.forward(columns.device["token_ids"], ops))
     return list(dict.fromkeys(ops.kinds))
@@ -117,7 +120,8 @@ def attention_is_invariant(
     kind: AttentionKind, heads: Heads, block_size: int, device: Device, tiles: Tiles, dtype: torch.dtype
 ) -> bool:
     """Return whether a sequence's tokens get the same bits as one prompt, as two, and as decodes of one batch."""
-    tile = tile_tokens(tiles, heads.num_heads // heads.num_kv_heads, heads.head_dim)
+    tile = heads.tile_tokens(tiles)
+    heads = kind.heads or heads
     context = 2 * tiles.chunk + tiles.chunk // 2 + 3
     length = min(tiles.chunk, tile + 3)
     blocks = list(range(1, 1 + -(-context // block_size)))
@@ -156,7 +160,9 @@ class _RecordingOps(TritonOps):
         self, layer: int, q_NHE: torch.Tensor, *, scale: float, window: int | None = None,
         soft_cap: float | None = None, sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        self.kinds.append(AttentionKind(scale, window, soft_cap, sinks_H is not None))
+        num_kv_heads = self._memory.cache[layer][0].shape[1]
+        heads = Heads(q_NHE.shape[1], num_kv_heads, q_NHE.shape[2])
+        self.kinds.append(AttentionKind(scale, window, soft_cap, sinks_H is not None, heads))
         return super().attend(layer, q_NHE, scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
 
 
@@ -198,13 +204,13 @@ def make_pass(
     num_items = sum(position // tiles.chunk + 1 for position in batch.positions)
     capacity = Capacity(num_tokens=num_tokens, num_rows=num_rows, num_tiles=num_tokens + num_rows, num_items=num_items)
     columns = Columns(capacity, device)
-    tile = tile_tokens(tiles, heads.num_heads // heads.num_kv_heads, heads.head_dim)
+    tile = heads.tile_tokens(tiles)
     lengths = lengths_of(batch)
     columns.fill(batch, lengths, table, block_size=block_size, chunk=tiles.chunk, tile=tile)
     memory = Memory(
         cache=cache or _cache(num_layers, num_blocks, heads, block_size, device, dtype),
         tables=torch.from_numpy(table).to(device.torch_device),
-        parts=Parts(num_items, heads.num_heads, heads.head_dim, device),
+        parts=Parts(num_items, heads.num_heads, heads.widest, device),
         rope_tables=RopeTables(device.torch_device),
         addresses=Addresses(device.torch_device),
     )

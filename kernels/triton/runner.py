@@ -22,7 +22,7 @@ import torch
 from ..batch import StepBatch
 from ..kv_cache import KVCache
 from ..models.families import Model
-from .attention import Parts, tile_tokens
+from .attention import Parts
 from .columns import Capacity, Columns, Int32s, Tables, lengths_of
 from .configs import Tiles, token_ladder
 from .device import Device
@@ -86,7 +86,7 @@ class Runner:
         self._replays = replays
         self._adapters = adapters
         self._ladder = token_ladder(bounds.num_tokens)
-        per_item = heads.num_heads * (heads.head_dim + 2) * 4
+        per_item = heads.num_heads * (heads.widest + 2) * 4
         longest = -(-bounds.num_positions // tiles.chunk)
         num_items = min(bounds.num_rows * longest, max(longest, _PARTS_BYTES // per_item))
         self._memory = Memory(
@@ -116,7 +116,7 @@ class Runner:
         columns = self._columns_of(num_tokens)
         columns.fill(
             batch, lengths, self._tables.host, block_size=self._memory.cache.block_size, chunk=self._tiles.chunk,
-            tile=tile_tokens(self._tiles, self._heads.num_heads // self._heads.num_kv_heads, self._heads.head_dim),
+            tile=self._heads.tile_tokens(self._tiles),
             adapted=None if slots is None or self._adapters is None else group_rows(slots, self._adapters.tile),
         )  # fmt: skip
         adapters = None if slots is None else self._row_adapters(columns)
@@ -177,8 +177,7 @@ class Runner:
     def _columns_of(self, num_tokens: int) -> Columns:
         if num_tokens not in self._columns:
             num_rows = min(num_tokens, self._padded(self._bounds.num_rows))
-            group = self._heads.num_heads // self._heads.num_kv_heads
-            tile = tile_tokens(self._tiles, group, self._heads.head_dim)
+            tile = self._heads.tile_tokens(self._tiles)
             capacity = Capacity(
                 num_tokens=num_tokens,
                 num_rows=num_rows,
@@ -205,7 +204,7 @@ class Runner:
         self._columns.clear()
 
     def _make_parts(self, num_items: int) -> Parts:
-        return Parts(num_items, self._heads.num_heads, self._heads.head_dim, self._device)
+        return Parts(num_items, self._heads.num_heads, self._heads.widest, self._device)
 
     def _check(self, batch: StepBatch, lengths: Int32s) -> None:
         bounds, size = self._bounds, self._memory.cache.block_size

@@ -75,7 +75,7 @@ class TritonBackend(RunsAtOnce):
             model_config, source, dtype = opened.config, opened.source, opened.dtype
             self._model_config = model_config
             _check_kv_dtype(config.kv_cache_dtype, dtype)
-            self._tiles = tiles_of_heads(self._tiles, model_config.head_dim)
+            self._tiles = tiles_of_heads(self._tiles, _heads(model_config).widest)
             if config.num_sharing > 1:
                 memory = device.memory()
                 share = memory.total // config.num_sharing
@@ -89,7 +89,8 @@ class TritonBackend(RunsAtOnce):
             self.strict_kernels: StrictKernels | None = None
             if strict:
                 heads = _heads(model_config)
-                kinds = attention_kinds(self._model, model_config.num_layers, heads, device, self._tiles, dtype)
+                block = opened.block_shape(16, dtype)
+                kinds = attention_kinds(self._model, block, heads, device, self._tiles, dtype)
                 self.strict_kernels = choose_strict_kernels(
                     weights.matrices, kinds, heads, config, device, self._tiles, dtype, allow_cublas=allow_cublas
                 )
@@ -239,7 +240,10 @@ class TritonBackend(RunsAtOnce):
 
 
 def _heads(config: DecoderConfig) -> Heads:
-    return Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+    kinds = {Heads(config.num_heads, config.num_kv_heads, config.head_dim): None}
+    kinds |= {Heads(config.num_heads, one.num_kv_heads, one.head_dim): None for one in config.heads_of_layers}
+    first, *others = kinds
+    return attrs.evolve(first, others=others[0]) if others else first
 
 
 def _check_kv_dtype(name: str, dtype: torch.dtype) -> None:

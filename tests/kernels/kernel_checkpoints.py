@@ -21,6 +21,7 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     GlmConfig,
@@ -92,6 +93,17 @@ _LONGROPE_OF_PHIMOE = {
 _GEMMA3 = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+
+_GEMMA4 = {
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "global_head_dim": 48,
+    "num_global_key_value_heads": 1,
+    "sliding_window": 30,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
 }
 
 _OLMO3 = {
@@ -288,6 +300,18 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         router_jitter_noise=0.3, attention_bias=True, lm_head_bias=True, sliding_window=60, pad_token_id=None,
         rope_parameters=_LONGROPE_OF_PHIMOE,
     ),
+    # other heads in layers without a window, whose values are their keys; layers that use others' keys, and have wider
+    # MLPs; per-layer inputs, and experts beside MLPs
+    "gemma4": lambda: Gemma4TextConfig(
+        **{**_SHARED, "num_hidden_layers": 6}, **_GEMMA4, attention_k_eq_v=True,
+        layer_types=["sliding_attention", "full_attention", "full_attention"] * 2, num_kv_shared_layers=3,
+        use_double_wide_mlp=True, enable_moe_block=True, num_experts=5, top_k_experts=4, moe_intermediate_size=40,
+        hidden_size_per_layer_input=16, final_logit_softcapping=5.0,
+    ),
+    # values of their own, biases, and none of the rest
+    "gemma4-plain": lambda: Gemma4TextConfig(
+        **_SHARED, **_GEMMA4, hidden_size_per_layer_input=0, attention_bias=True, tie_word_embeddings=False,
+    ),
 }  # fmt: skip
 
 
@@ -340,17 +364,23 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
     model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if "norm" in parameter_name:
-                parameter.uniform_(-0.5, 0.5) if name.startswith("gemma") else parameter.uniform_(0.5, 1.5)
+            if "norm" in parameter_name or parameter_name.endswith("scale"):
+                parameter.uniform_(-0.5, 0.5) if name in ("gemma2", "gemma3") else parameter.uniform_(0.5, 1.5)
+                if name.startswith("gemma4") and parameter_name.endswith("q_norm.weight"):
+                    parameter.mul_(0.2)  # scores have no other factor
             elif parameter_name.endswith("bias"):
                 parameter.normal_(std=0.2)
             elif parameter.dim() == 1:
                 parameter.normal_(std=2.0)  # sinks, beside scores
             else:
-                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
+                # gates of per-layer inputs read what no norm has made small, and exponentials must not overflow
+                factor = 0.5 if "per_layer_input_gate" in parameter_name else 1.5
+                parameter.normal_(std=factor * parameter.shape[1] ** -0.5)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.3)
+            if buffer_name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.0)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

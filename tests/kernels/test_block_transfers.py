@@ -35,11 +35,15 @@ def move(source: Backend, blocks: list[int], target: Backend, others: list[int])
     target.write_blocks(others, host)
 
 
-@pytest.mark.parametrize("numbers", FORMATS)
+CASES = [*(("qwen3-odd", numbers) for numbers in FORMATS), ("gemma4", "bfloat16"), ("gemma4", "int8-kv")]
+"""Checkpoints and formats; the layers of the second have different heads."""
+
+
+@pytest.mark.parametrize(("name", "numbers"), CASES)
 @pytest.mark.parametrize("make", MAKERS)
-def test_prompt_goes_on(checkpoints: dict[str, Path], make: Callable[..., Any], numbers: str) -> None:
+def test_prompt_goes_on(checkpoints: dict[str, Path], make: Callable[..., Any], name: str, numbers: str) -> None:
     """Match a cold run on blocks that an equal backend has computed, and on those that were written back."""
-    first, second = (make(checkpoints["qwen3-odd"], **FORMATS[numbers]) for _ in range(2))
+    first, second = (make(checkpoints[name], **FORMATS[numbers]) for _ in range(2))
     blocks, others = scattered_blocks(33, seed=5), scattered_blocks(33, seed=6)
     cold = run_chunks(first, blocks, [LENGTH])
     for source, theirs, target in ((first, blocks, second), (second, others, first)):
@@ -58,11 +62,11 @@ def cache_of(backend: CpuBackend | FakeBackend) -> memoryview:
 
 
 @needs_kernels
-@pytest.mark.parametrize("numbers", FORMATS)
-def test_prompt_goes_on_from_another_cache(checkpoints: dict[str, Path], numbers: str) -> None:
+@pytest.mark.parametrize(("name", "numbers"), CASES)
+def test_prompt_goes_on_from_another_cache(checkpoints: dict[str, Path], name: str, numbers: str) -> None:
     """Match a cold run on blocks that were copied from the cache of an equal backend, of another size."""
     first, second = (
-        make_cpu_backend(checkpoints["qwen3-odd"], shares_cache=True, **{**FORMATS[numbers], "num_blocks": size})
+        make_cpu_backend(checkpoints[name], shares_cache=True, **{**FORMATS[numbers], "num_blocks": size})
         for size in (160, 200)
     )
     draw = random.Random(5).sample

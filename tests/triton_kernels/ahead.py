@@ -68,11 +68,15 @@ def attention_cases(
         )  # fmt: skip
 
     # in float32, and for latents, both use one tile (`triton_backend.py`)
-    own = [case("prefill", prefill.prefill_kernel, held, many)] if stored == BF16 and many != few else []
+    own = (
+        [case("prefill", prefill.prefill_kernel, held, many, TOKENS=many.rows // group)]
+        if stored == BF16 and many != few
+        else []
+    )
     return [
         *own,
         case("decode", decode.decode_chunks_kernel, parts, few, PROGRAMS=HOPPER.programs // kv_heads),
-        case("shared prefill", prefill.prefill_kernel, held, few),
+        case("shared prefill", prefill.prefill_kernel, held, few, TOKENS=few.rows // group),
         Case(f"decode sum {name}", decode.decode_sum_kernel, parts, {**sums, "ROWS": few.rows}, few.num_warps),
     ]
 
@@ -112,15 +116,17 @@ def expert_cases() -> list[Case]:
     pairs = {"matrices_ptr": I64, "order_ptr": I32, "pair_ends_ptr": I32, "tile_ends_ptr": I32}
     shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "BIASED": True, "NUM_IN": 2048, "NUM_OUT": 1536}
     chosen = {"EXPERTS": 128, "CHOSEN": 8, "CHOSEN_BLOCK": 8, "NORMALISE": True, "BLOCK": 128}
-    chosen |= {"SIGMOID": False, "BIASED": False, "GROUPS": 1, "CHOSEN_GROUPS": 1, "MIXER": False}
+    chosen |= {"SIGMOID": False, "BIASED": False, "GROUPS": 1, "CHOSEN_GROUPS": 1, "MIXER": False, "SCALED": False}
     of_groups = {"EXPERTS": 256, "BLOCK": 256, "SIGMOID": True, "BIASED": True, "GROUPS": 8, "CHOSEN_GROUPS": 4}
     mixed = {"EXPERTS": 16, "BLOCK": 16, "CHOSEN": 2, "CHOSEN_BLOCK": 2, "NORMALISE": False, "MIXER": True}
-    routed = {"chosen_ptr": I32, "weights_ptr": F32, "bias_ptr": F32}
+    scaled = {"SCALED": True}
+    routed = {"chosen_ptr": I32, "weights_ptr": F32, "bias_ptr": F32, "scale_ptr": F32}
     launch = (HOPPER.linear.num_warps, HOPPER.linear.num_stages)
     return [
         Case("route", experts.route_kernel, routed, chosen),
         Case("route of groups", experts.route_kernel, routed, chosen | of_groups),
         Case("route of SparseMixer", experts.route_kernel, routed, chosen | mixed),
+        Case("route with factors of experts", experts.route_kernel, routed, chosen | scaled),
         Case("pairs of 128 experts", experts.pairs_linear_kernel, pairs, {**shape, **tile}, *launch),
         Case("weigh", experts.weigh_kernel, {"weights_ptr": F32}, {"CHOSEN": 8, "WIDTH": 2048, "BLOCK": 1024}),
     ]
@@ -178,6 +184,8 @@ def cases() -> list[Case]:
         Case("add and norm", activation.rms_norm_kernel, {}, {"WIDTH": 4096, "BLOCK": 4096, "ADD": True}, 8),
         Case("layer norm", activation.layer_norm_kernel, {}, {**width, "BIASED": True}),
         Case("plain gelu", activation.gelu_kernel, {}, width),
+        Case("product", activation.mul_kernel, {}, {**width, "ONE": False}),
+        Case("factor", activation.mul_kernel, {}, {**width, "ONE": True}),
         Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),
         Case("gelu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": True}),
         Case("clamped swiglu", activation.clamped_swiglu_kernel, {}, {"WIDTH": 2880, "BLOCK": 1024}),

@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     from quipu.kernels.checkpoints.rewriting import rewrite
     from quipu.kernels.models.config import read_config
     from quipu.kernels.models.families import find_family
+    from quipu.kernels.models.text_part import text_part
 
     out = Path(arguments.out)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
             signal.signal(number, _end)
     try:
         path = resolve(arguments.model)
-        config = read_config(path)
+        config = text_part(read_config(path))
         find_family(config).parse(config)
         with _logged_progress():
             done = rewrite(path, config, out, arguments.format, max_shard_bytes=arguments.max_shard_size)

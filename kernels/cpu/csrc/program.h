@@ -30,6 +30,7 @@ enum Kind : int32_t {
     kHeadLinear = 19,
     kLayerNorm = 20,
     kGelu = 21,
+    kMul = 22,
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
@@ -62,13 +63,14 @@ struct Op {
                         // route: the range of SparseMixer, else 0
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
     int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither. route:
-                        // sigmoid_mul, if weights are sigmoids; then `bias` has a number for each expert
+                        // sigmoid_mul, if weights are sigmoids; then `bias` has a number for each expert. expert_silu_mul: gelu_mul for
+                        // GELU
     int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
     int32_t x_rounded;  // linear, low_rank: x is bfloat16, x_stride of which are a row
     int32_t y_rounded;  // linear with an activation, attend: y is such
     int32_t interleaved;  // rope, attend with fused_rope: neighbours are rotated together, else elements half of out_width apart
     const float* x;
-    const float* z;  // second argument: the summand of linear, the values of write_kv
+    const float* z;  // second argument: the summand of linear, the values of write_kv; mul: null if `weight` is the one factor
     const void* weight;
     const float* bias;  // expert_linear: of each expert in turn; attend: the sink of each query head, or null
     const float* cos;
@@ -78,7 +80,8 @@ struct Op {
     void* values;  // may be the keys: then both are rows
     const void* const* matrices;  // one per expert, or per head; or one LowRank per adapter (linear/low_rank.cpp), null where it has none
     void* dispatch;               // the assignment of rows to experts; see experts.cpp
-    const float* norm;      // linear, low_rank: norm x first, with this weight; attend with fused_rope: weight of the queries' norm
+    const float* norm;      // linear, low_rank: norm x first, with this weight; attend with fused_rope: weight of the queries' norm;
+                            // route: a factor of each expert's weight, or null
     const float* key_norm;  // attend with fused_rope: weight of the keys' norm
     const float* v;         // attend with fused_rope: values, in x's rows; linear: the result of low_rank, or null
     float* scratch;         // memory for as many rows: linear's x after the norm
@@ -187,6 +190,7 @@ void norm_latent(const Op&, const Pass&, const Worker&);
 void head_linear(const Op&, const Pass&, const Worker&);
 void layer_norm(const Op&, const Pass&, const Worker&);
 void gelu(const Op&, const Pass&, const Worker&);
+void mul(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);
 void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);

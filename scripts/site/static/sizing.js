@@ -22,6 +22,7 @@ const quipuSizing = (() => {
     Qwen3MoeForCausalLM: { headNorms: true, experts: true },
     Gemma2ForCausalLM: { headDim: 256, tied: true, norms: 4 },
     Gemma3ForCausalLM: { headDim: 256, tied: true, norms: 4, headNorms: true },
+    Gemma4ForCausalLM: { headDim: 256, tied: true, norms: 4, gemma4: true },
     Exaone4ForCausalLM: { headNorms: true },
     Glm4ForCausalLM: { headDim: 128, bias: true, outBias: () => false, norms: 4 },
     GlmForCausalLM: { headDim: 128, bias: true, outBias: () => false },
@@ -56,6 +57,12 @@ const quipuSizing = (() => {
   };
 
   const ALSO = { PhiMoEForCausalLM: "PhimoeForCausalLM" }; // other spellings
+
+  // What decodes in models that also read images, of which `text_config` is the configuration.
+  const DECODERS = {
+    Gemma3ForConditionalGeneration: "Gemma3ForCausalLM", Gemma4ForConditionalGeneration: "Gemma4ForCausalLM",
+    Mistral3ForConditionalGeneration: "MistralForCausalLM",
+  };
 
   const MODELS = {
     "Qwen3 0.6B": config("Qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, true),
@@ -98,6 +105,8 @@ const quipuSizing = (() => {
 
   // Return what of a config.json determines sizes. Throws an Error that names what is missing or not supported.
   function shapeOf(data) {
+    const decoder = (data.architectures ?? []).find((one) => Object.hasOwn(DECODERS, one));
+    if (decoder !== undefined) return shapeOf({ ...data.text_config, architectures: [DECODERS[decoder]] });
     const name = (data.architectures ?? []).map((one) => ALSO[one] ?? one).find((one) => Object.hasOwn(FAMILIES, one));
     if (name === undefined) {
       throw new Error(`architectures must have one of ${Object.keys(FAMILIES).join(", ")}`);
@@ -127,6 +136,7 @@ const quipuSizing = (() => {
       experts: 0, expertFfn: 0, sharedFfn: 0, isDense: () => true,
     };
     if (family.latent) readLatent(data, shape);
+    if (family.gemma4) readGemma4(data, shape);
     if (family.grouped) readGrouped(data, family.grouped, shape);
     if (family.sharedMlp) readShared(data, shape);
     if (family.experts) {
@@ -151,6 +161,29 @@ const quipuSizing = (() => {
     };
     shape.kvHeads = 1;
     shape.headDim = shape.latent.rotated + shape.latent.width;
+  }
+
+  // Add what the layers of Gemma 4 differ in: heads, keys of their own, and what is beside attention and MLP.
+  function readGemma4(data, shape) {
+    const types = data.layer_types ?? Array.from({ length: shape.layers }, (_, n) => ((n + 1) % 6 ? "sliding_attention" : ""));
+    const input = data.hidden_size_per_layer_input ?? 256;
+    const valuesAreKeys = Boolean(data.attention_k_eq_v);
+    shape.gemma4 = {
+      isFull: (layer) => layer === shape.layers - 1 || types[layer] !== "sliding_attention",
+      fullKvHeads: valuesAreKeys ? positive(data, "num_global_key_value_heads", shape.kvHeads) : shape.kvHeads,
+      fullHeadDim: positive(data, "global_head_dim", 512),
+      own: shape.layers - (data.num_kv_shared_layers ?? 0),
+      valuesAreKeys, input, inputVocab: positive(data, "vocab_size_per_layer_input", 262144),
+      isWide: Boolean(data.use_double_wide_mlp),
+      experts: data.enable_moe_block ? positive(data, "num_experts") : 0,
+      expertFfn: data.enable_moe_block ? positive(data, "moe_intermediate_size") : 0,
+    };
+  }
+
+  // Return the key/value heads of a layer, and their size.
+  function headsOf(shape, layer) {
+    const { isFull, fullKvHeads, fullHeadDim } = shape.gemma4 ?? { isFull: () => false };
+    return isFull(layer) ? [fullKvHeads, fullHeadDim] : [shape.kvHeads, shape.headDim];
   }
 
   // Add the sizes of an MLP that all tokens have, beside experts or alone.
@@ -213,8 +246,29 @@ const quipuSizing = (() => {
       + shape.experts * mlp(shape.expertFfn) + shared;
     let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.normVectors * shape.hidden
       + (shape.headBias ? 4 * shape.vocab : 0);
+    if (shape.gemma4) return total + gemma4Bytes(shape, { linear, table, plain, mlp });
     for (let layer = 0; layer < shape.layers; layer++) {
       total += attention + (shape.isDense(layer) ? mlp(shape.ffn) : experts);
+    }
+    return total;
+  }
+
+  // Return the bytes of all layers of Gemma 4, and of their inputs.
+  function gemma4Bytes(shape, { linear, table, plain, mlp }) {
+    const { hidden, heads, layers, ffn, norms } = shape;
+    const { isFull, own, valuesAreKeys, input, inputVocab, isWide, experts, expertFfn } = shape.gemma4;
+    let total = input ? table(inputVocab, layers * input) + plain(layers * input, hidden) + 4 * input : 0;
+    for (let layer = 0; layer < layers; layer++) {
+      const [kvHeads, width] = headsOf(shape, layer);
+      const kv = layer < own ? kvHeads * width * (valuesAreKeys && isFull(layer) ? 1 : 2) : 0;
+      const projected = heads * width + kv;
+      const vectors = norms * hidden + (layer < own ? 2 : 1) * width + 1
+        + (shape.qkvBias ? projected : 0) + (shape.oBias ? hidden : 0)
+        + (input ? hidden : 0) + (experts ? 4 * hidden + experts : 0);
+      total += linear(projected, hidden) + linear(hidden, heads * width) + 4 * vectors
+        + mlp(isWide && layer >= own ? 2 * ffn : ffn)
+        + (input ? plain(input, hidden) + plain(hidden, input) : 0)
+        + plain(experts, hidden) + experts * mlp(expertFfn);
     }
     return total;
   }
@@ -231,9 +285,14 @@ const quipuSizing = (() => {
 
   // Return the bytes of one KV block: keys and values of all layers. Layers with a window keep all tokens, too.
   function blockBytes(shape, kvDtype, blockSize) {
-    const elements = blockSize * shape.headDim;
-    const head = kvDtype === "int8" ? up(elements, 4) + 4 * blockSize : elements * BYTES[kvDtype];
-    return (shape.latent ? 1 : 2) * shape.layers * shape.kvHeads * head; // latents are keys and values
+    const kinds = shape.latent ? 1 : 2; // latents are keys and values
+    let total = 0;
+    for (let layer = 0; layer < (shape.gemma4 ? shape.gemma4.own : shape.layers); layer++) {
+      const [kvHeads, width] = headsOf(shape, layer);
+      const elements = blockSize * width;
+      total += kinds * kvHeads * (kvDtype === "int8" ? up(elements, 4) + 4 * blockSize : elements * BYTES[kvDtype]);
+    }
+    return total;
   }
 
   // Format bytes as flags take them, rounded up, as the server does.

@@ -22,7 +22,7 @@ from tests.kernels.oracles import TOKENS
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 NUM_DECODES = 16
 """Of TOKENS, the last; they begin in the middle of a block and end behind the next, and are most of the time."""
-_FUSED_EXPERTS = ("qwen3-moe", "olmoe", "gpt-oss", "glm4-moe", "granite-moe", "granite-4-moe", "phimoe")
+_FUSED_EXPERTS = ("qwen3-moe", "olmoe", "gpt-oss", "glm4-moe", "granite-moe", "granite-4-moe", "phimoe", "gemma4")
 """Of these PEFT takes the names of MLPs for those of experts, which transformers has fused."""
 SEPARATE = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]

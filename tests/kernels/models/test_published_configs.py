@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quipu.kernels.models.config import DecoderConfig
-from quipu.kernels.models.config_parts import ExpertChoice
+from quipu.kernels.models.config_parts import ExpertChoice, HeadShape
 from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.models.rope_config import Rope, ShortFactors
@@ -68,6 +68,10 @@ GPT_OSS = {
 DEEPSEEK_YARN = {
     "beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn",
 }  # fmt: skip
+GEMMA4_ROPE = {
+    "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+}
 THREE_IN_FOUR = ["sliding_attention"] * 3 + ["full_attention"]
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -298,6 +302,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000000,
         "router_aux_loss_coef": 0.01, "shared_intermediate_size": 8192, "tie_word_embeddings": True,
     },
+    "gemma-4-E2B": {
+        "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"],
+        **sizes(262144, 1536, 6144, 35, 8, 1, 131072), "attention_bias": False, "attention_dropout": 0.0,
+        "attention_k_eq_v": False, "enable_moe_block": False, "final_logit_softcapping": 30.0, "global_head_dim": 512,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "num_experts": None,
+        "num_global_key_value_heads": None, "num_kv_shared_layers": 20, "rms_norm_eps": 1e-6,
+        "rope_parameters": GEMMA4_ROPE, "sliding_window": 512, "tie_word_embeddings": True,
+        "top_k_experts": None, "use_bidirectional_attention": None, "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "gemma-4-26B-A4B": {
+        "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"],
+        **sizes(262144, 2816, 2112, 30, 16, 8, 262144), "attention_bias": False, "attention_dropout": 0.0,
+        "attention_k_eq_v": True, "enable_moe_block": True, "final_logit_softcapping": 30.0, "global_head_dim": 512,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5, "moe_intermediate_size": 704,
+        "num_experts": 128, "num_global_key_value_heads": 2, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6,
+        "rope_parameters": GEMMA4_ROPE, "sliding_window": 1024, "tie_word_embeddings": True,
+        "top_k_experts": 8, "use_bidirectional_attention": "vision", "use_double_wide_mlp": False,
+        "vocab_size_per_layer_input": 262144,
+    },
     "Phi-3.5-MoE": {
         "model_type": "phimoe", "architectures": ["PhiMoEForCausalLM"],
         **sizes(32064, 4096, 6400, 32, 32, 8, 131072), "attention_bias": True, "attention_dropout": 0.0,
@@ -381,6 +407,16 @@ def test_parsed_values() -> None:
     phimoe = parse("Phi-3.5-MoE")
     assert phimoe.moe is not None and phimoe.moe.choice == ExpertChoice(mixer_range=0.02)
     assert (phimoe.head_bias, phimoe.o_bias, phimoe.norms_have_biases, phimoe.windows[0]) == (True, True, True, 131072)
+    e2b, a4b = parse("gemma-4-E2B"), parse("gemma-4-26B-A4B")
+    assert e2b.gemma4 is not None and a4b.gemma4 is not None and a4b.moe is not None
+    assert e2b.heads_of_layers == ((HeadShape(1, 256),) * 4 + (HeadShape(1, 512),)) * 3
+    assert (e2b.gemma4.cached[14:20], e2b.gemma4.mlp_width(15, 6144), e2b.windows[33]) == (
+        (14, 13, 13, 13, 13, 14),
+        12288,
+        512,
+    )
+    assert (a4b.heads_of_layers[:6:5], a4b.gemma4.input_width) == ((HeadShape(8, 256), HeadShape(2, 512)), None)
+    assert (a4b.moe.num_experts, a4b.moe.num_chosen, a4b.attention_scale, a4b.embed_scale) == (128, 8, 1.0, 2816**0.5)
     air = parse("GLM-4.5-Air")
     assert (air.rope.width, air.rope.is_interleaved, air.norms_heads, air.o_bias) == (64, False, False, False)
     assert air.moe is not None and air.moe.choice == ExpertChoice(is_sigmoid=True)

@@ -14,8 +14,9 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quipu.kernels.models.config import DecoderConfig, check_length
+from quipu.kernels.models.config_parts import HeadShape
 from quipu.kernels.models.families import FAMILIES, find_family
-from quipu.kernels.models.rope_config import YarnScaling
+from quipu.kernels.models.rope_config import ProportionalScaling, YarnScaling
 from quipu.kernels.ops import SwigluClamp
 from tests.kernels.kernel_checkpoints import CONFIGS
 
@@ -164,6 +165,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granite-4", {"shared_intermediate_size": ...}, "shared_intermediate_size is None"),
     ("granite-4", {"normalization_function": "layernorm"}, "normalization_function 'layernorm'"),
     ("granite", {"mamba_n_heads": 8}, "mamba_n_heads 8"),
+    # heads that differ among layers, and layers without keys
+    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
+    ("gemma4", {"per_layer_config": {"1": {"head_dim": 48}}}, "per_layer_config is not supported but"),
+    ("gemma4", {"per_layer_config": {1: {"hidden_size": 8}, 2: {}, 4: {}, 5: {}}}, "per_layer_config is not supported"),
+    ("gemma4", {"per_layer_config": ..., "global_head_dim": 47}, "2 key/value heads of 47"),
+    ("gemma4", {"per_layer_config": ..., "num_global_key_value_heads": 3}, "3 key/value heads of 512"),
+    ("gemma4", {"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6"),
+    ("gemma4", {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5"),
+    ("gemma4", {"vocab_size_per_layer_input": 300}, "vocab_size_per_layer_input is 300"),
+    ("gemma4", {"top_k_experts": 6}, "top_k_experts is 6"),
+    ("gemma4", {"num_experts": None}, "num_experts is None"),
+    ("gemma4", {"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input is -1"),
+    ("gemma4", {"layer_types": ["chunked_attention"] * 6}, "layer_types chunked_attention"),
+    ("gemma3", {"num_kv_shared_layers": 1}, "num_kv_shared_layers 1"),
+    ("gemma3", {"attention_k_eq_v": True}, "attention_k_eq_v True"),
+    ("gemma3", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
     # latents, and experts in groups
     ("llama", {"q_lora_rank": 32}, "q_lora_rank 32"),
     ("deepseek-v2-lite", {"attention_bias": True}, "attention_bias True"),
@@ -194,7 +211,7 @@ def test_refused(name: str, changes: dict[str, Any], named: str) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "named"),
-    [("Gemma3ForConditionalGeneration", "Gemma3ForConditionalGeneration"), ("MixtralForCausalLM", "Mixtral")],
+    [("LlavaForConditionalGeneration", "LlavaForConditionalGeneration"), ("MixtralForCausalLM", "Mixtral")],
 )
 def test_architectures(architecture: str, named: str) -> None:
     """Name the unsupported architecture, and those that are supported."""
@@ -287,6 +304,19 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
             == (1_000_000.0, (None, None), 0.02, False)
         ),
     ),
+    ("gemma4", {"use_bidirectional_attention": "vision"}, lambda c: c.gemma4 is not None),
+    (
+        "gemma4",
+        {"layer_types": ["sliding_attention"] * 6, "num_kv_shared_layers": 0, "per_layer_config": ...},
+        lambda c: c.windows[5] is None,
+    ),
+    (
+        "gemma4",
+        {"per_layer_config": ..., "num_global_key_value_heads": 2, "attention_k_eq_v": False},
+        lambda c: c.heads_of_layers == (HeadShape(2, 32), HeadShape(2, 512), HeadShape(2, 512)),
+    ),
+    ("gemma4", {"rope_parameters": ...}, lambda c: c.rope.scaling == ProportionalScaling(6, 1.0)),
+    ("gemma4", {"enable_moe_block": False, "hidden_size_per_layer_input": 0}, lambda c: c.moe is None),
     # training, tokens and the like
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False}, lambda c: True),
     ("llama", {"embedding_multiplier": 1.0, "num_experts": 0, "vision_config": None}, lambda c: True),

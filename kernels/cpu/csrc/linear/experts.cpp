@@ -107,6 +107,7 @@ void route(const Op& op, const Pass& pass, const Worker& worker) {
             if (op.normalise) sum += power[best];
         }
         for (int64_t t = 0; t < op.num_chosen; t++) weights[t] = weights[t] / sum * op.scale;
+        for (int64_t t = 0; op.norm && t < op.num_chosen; t++) weights[t] *= op.norm[static_cast<int64_t>(chosen[t])];
     }
 }
 
@@ -167,6 +168,7 @@ void expert_silu_mul(const Op& op, const Pass& pass, const Worker& worker) {
     one.x_stride = 2 * op.width;
     one.y_stride = op.width;
     if (op.soft_cap > 0) clamped_swiglu(one, all, worker);
+    else if (op.activation == kGeluMul) gelu_mul(one, all, worker);
     else silu_mul(one, all, worker);
 }
 

@@ -1,4 +1,4 @@
-// Element-wise operations other than SiLU: GELU, clamped SwiGLU, the gate of a shared expert, and the soft cap.
+// Element-wise operations other than SiLU: GELU, clamped SwiGLU, products, the gate of a shared expert, and the soft cap.
 //
 // What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that no barrier is
 // needed between them.
@@ -54,6 +54,21 @@ void sigmoid_mul(const Op& op, const Pass& pass, const Worker& worker) {
         float* y = op.y + s.begin * op.y_stride;
         Vec factor = splat(1) / (splat(1) + exp(splat(-op.z[s.begin * op.z_stride])));
         each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, load(x + i, mask) * factor); });
+    }
+}
+
+// y = x * z, or x times one number
+void mul(const Op& op, const Pass& pass, const Worker& worker) {
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float* x = op.x + s.begin * op.x_stride;
+        float* y = op.y + s.begin * op.y_stride;
+        if (op.z) {
+            const float* z = op.z + s.begin * op.z_stride;
+            each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, load(x + i, mask) * load(z + i, mask)); });
+        } else {
+            Vec factor = splat(*static_cast<const float*>(op.weight));
+            each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, load(x + i, mask) * factor); });
+        }
     }
 }
 

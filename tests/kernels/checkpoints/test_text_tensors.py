@@ -1,0 +1,100 @@
+"""Checkpoints of models that read images, too: their decoders of text are served as if they had been saved alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from quipu.actors.shared.checkpoint import read_info
+from quipu.kernels.models.families import find_family
+from quipu.kernels.models.text_part import WITH_TOWERS, text_part
+from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+
+ROW = {"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)}
+CASES = {
+    "gemma4-plain": ("Gemma4ForConditionalGeneration", "model.language_model.", "lm_head."),
+    "gemma3": ("Gemma3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
+    "mistral": ("Mistral3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
+}
+"""An architecture, and how it calls what is in the model and in its head."""
+TOWERS = (
+    *("model.vision_tower.encoder.x", "model.audio_tower.y", "model.embed_vision.z", "model.embed_audio.z"),
+    *("vision_tower.w", "multi_modal_projector.v"),
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_decoder_alone(tmp_path: Path, checkpoints: dict[str, Path], name: str) -> None:
+    """Compute the same logits, reading nothing of towers; name a tensor that belongs to neither."""
+    architecture, model, head = CASES[name]
+    folder = Path(shutil.copytree(checkpoints[name], tmp_path / name))
+    text = json.loads((folder / "config.json").read_text())
+    config = {
+        "architectures": [architecture],
+        "dtype": "float32",
+        "eos_token_id": [5],
+        "text_config": {**text, "architectures": None, "dtype": "bfloat16", "eos_token_id": 6},
+        "vision_config": {"model_type": "siglip_vision_model"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    whole = {
+        key.replace("model.", model, 1) if key.startswith("model.") else key.replace("lm_head.", head, 1): tensor
+        for key, tensor in tensors.items()
+    }
+    whole |= {f"{one}.weight": torch.ones(3) for one in TOWERS}
+    save_file(whole, folder / "model.safetensors")
+    expected = make_backend(checkpoints[name]).logits(make_batch(ROW), [39])
+    assert torch.equal(make_backend(folder).logits(make_batch(ROW), [39]), expected)
+    info = read_info(folder)
+    assert (info.max_model_len, info.eos_token_ids[:2], info.dtype) == (2048, (5, 6), "float32")
+    save_file({**whole, "model.other.weight": torch.ones(3)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"does not use: model\.other\.weight"):
+        make_backend(folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ({}, "text_config is None, must be an object"),
+        ({"text_config": {"vocab_size": "many"}}, "vocab_size is 'many', must be an integer"),
+        ({"text_config": {"model_type": "gemma3_text"}}, "text_config.model_type 'gemma3_text' is not supported"),
+    ],
+)
+def test_configuration_without_text(entries: dict[str, Any], problem: str) -> None:
+    """Name what is missing or wrong of a model with towers."""
+    config = {"architectures": ["Gemma4ForConditionalGeneration"], **entries}
+    with pytest.raises(ValueError, match=problem):
+        find_family(config).parse(config)
+
+
+@pytest.mark.parametrize("name", WITH_TOWERS)
+def test_defaults(name: str) -> None:
+    """What published configurations leave out is what transformers takes for it."""
+    decoder = WITH_TOWERS[name]
+    theirs = AutoConfig.for_model(decoder.model_type)
+    assert {key: getattr(theirs, key) for key in decoder.defaults} == decoder.defaults
+
+
+def test_published_gemma3() -> None:
+    """The published configuration of Gemma 3 4B says as little as this."""
+    text = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "mm_tokens_per_image": 256,
+        "eos_token_id": [1, 106], "model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+    }  # fmt: skip
+    parsed = find_family(config).parse(config)
+    assert (parsed.num_heads, parsed.num_kv_heads, parsed.head_dim, parsed.vocab_size) == (8, 4, 256, 262208)
+    assert (parsed.windows[4:7], parsed.tie_word_embeddings, parsed.qkv_bias) == ((1024, None, 1024), True, False)
+    assert text_part(config)["torch_dtype"] == "bfloat16"
