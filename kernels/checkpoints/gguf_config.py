@@ -13,6 +13,7 @@ from typing import Any
 
 from .gguf_ends import find_ends
 from .gguf_file import GgufFile, shown
+from .gguf_gemma4 import read_gemma4
 from .gguf_keys import Keys, shortest
 from .gguf_specifics import ARCHITECTURES, LAYER_NORM_EPS, PARTLY_ROTATED, read_specifics
 
@@ -41,18 +42,21 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         "dtype": "float32" if all(tensor.type == "F32" for tensor in file.tensors.values()) else "bfloat16",
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": keys.whole("feed_forward_length"),
+        "intermediate_size": _first(keys, architecture, "feed_forward_length"),
         "num_hidden_layers": keys.whole("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": keys.whole("attention.head_count_kv", num_heads),
+        "num_key_value_heads": _first(keys, architecture, "attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         **_epsilon(keys, architecture),
         "max_position_embeddings": keys.whole("context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **_token_ids(file),
     }
-    config |= _rope(file, keys, config, architecture)
-    config |= read_specifics(file, keys, config, architecture)
+    if architecture == "gemma4":
+        config |= read_gemma4(file, keys, config, _factors(file, "rope_freqs.weight"))
+    else:
+        config |= _rope(file, keys, config, architecture)
+        config |= read_specifics(file, keys, config, architecture)
     keys.refuse_others()
     return config
 
@@ -71,13 +75,23 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _first(keys: Keys, architecture: str, name: str, default: int | None = None) -> int:
+    """Return a number, or the first layer's, where they may differ."""
+    value = keys.take(name)
+    is_list = architecture == "gemma4" and isinstance(value, list) and value and type(value[0]) is int
+    return int(value[0]) if is_list else keys.whole(name, default)
+
+
 def _head_dim(keys: Keys, architecture: str, usual: int) -> int:
     """Return the elements of a head, or of latent attention those of a key that are rotated."""
     if architecture == "deepseek2":
         return keys.whole("rope.dimension_count")
-    head_dim = keys.whole("attention.key_length", usual)
-    if keys.whole("attention.value_length", head_dim) != head_dim:
-        raise ValueError(f"key '{architecture}.attention.value_length' differs from attention.key_length")
+    suffix = "_swa" if architecture == "gemma4" else ""  # of layers with a window
+    head_dim = keys.whole(f"attention.key_length{suffix}", usual)
+    if keys.whole(f"attention.value_length{suffix}", head_dim) != head_dim:
+        raise ValueError(
+            f"key '{architecture}.attention.value_length{suffix}' differs from attention.key_length{suffix}"
+        )
     return head_dim
 
 

@@ -60,6 +60,15 @@ class Keys:
             raise ValueError(f"key '{self._prefix}{name}' is {shown(value)}, must be one integer")
         return value
 
+    def each(self, name: str, count: int) -> list[int]:
+        """Return a number for each layer, which a file may have one of for all."""
+        value = self.take(name)
+        if not isinstance(value, list):
+            return [self.whole(name)] * count
+        if len(value) != count or not all(type(one) is int for one in value):
+            raise ValueError(f"key '{self._prefix}{name}' is {shown(value)}, must be {count} integers")
+        return value
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.take(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -75,6 +84,15 @@ class Keys:
         unknown = [f"{self._prefix}{name}" for name in others if name not in _NEUTRAL and name != "vocab_size"]
         if unknown:
             _log.warning("ignoring keys: %s", ", ".join(unknown[:_MAX_LISTED]))
+
+
+def has(file: GgufFile, part: str) -> bool:
+    """Return whether the first layer has a tensor."""
+    return f"blk.0.{part}" in file.tensors
+
+
+def taken(keys: Keys, names: dict[str, str]) -> dict[str, Any]:
+    return {ours: keys.whole(theirs) for theirs, ours in names.items()}
 
 
 def shortest(value: float) -> float:

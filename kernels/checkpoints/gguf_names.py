@@ -17,6 +17,9 @@ _GLOBAL = {
     "output_norm.weight": "model.norm.weight",
     "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _OF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -40,6 +43,16 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA4 = {
+    **_GEMMA,
+    "ffn_gate_inp": "router.proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
 }
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -68,9 +81,12 @@ _QWEN2_MOE = {
 _BY_ARCHITECTURE = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
     "gpt-oss": _GPT_OSS,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "chatglm": {"ffn_up": "mlp.gate_up_proj"},
     "deepseek2": _DEEPSEEK,
+    "exaone4": _AFTER,
     "glm4": _GLM4,
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
@@ -80,16 +96,24 @@ _BY_ARCHITECTURE = {
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
 }
 _WHOLE = {
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "exp_probs_b.weight": "mlp.gate.e_score_correction_bias",
 }
 """Tensors that are no weights or biases of a module."""
-_EXPERTS_OF = {"granitemoe": "block_sparse_moe"}
+_EXPERTS_OF = {"granitemoe": "block_sparse_moe.", "gemma4": ""}
 """What the experts are in, if it is not `mlp`."""
-_STACKED = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_STACKED = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+    "ffn_down_exps": ("down_proj",),
+}
 """Matrices of all experts of a layer in one tensor, and their biases."""
-_LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias|scale)")
 _LATENT = re.compile(r"blk\.(\d+)\.attn_([kv])_b\.weight")
 _PREDICTING = re.compile(r"blk\.(\d+)\.(nextn\..+)")
 """Of layers for multi-token prediction, which no model reads."""
@@ -109,12 +133,15 @@ def rename(name: str, architecture: str) -> str:
 
 
 def rename_stacked(name: str, num_experts: int, architecture: str) -> list[str]:
-    """Return the names of the experts' matrices or biases that a tensor holds, none if it holds something else."""
+    """Return the names of the experts' matrices or biases that a tensor holds, one after the other.
+
+    None of them if it holds something else.
+    """
     found = _LAYER.fullmatch(name)
     if found is None or found[2] not in _STACKED:
         return []
-    prefix = f"model.layers.{found[1]}.{_EXPERTS_OF.get(architecture, 'mlp')}.experts"
-    return [f"{prefix}.{expert}.{_STACKED[found[2]]}.{found[3]}" for expert in range(num_experts)]
+    prefix = f"model.layers.{found[1]}.{_EXPERTS_OF.get(architecture, 'mlp.')}experts"
+    return [f"{prefix}.{expert}.{part}.{found[3]}" for expert in range(num_experts) for part in _STACKED[found[2]]]
 
 
 def latent_part(name: str) -> tuple[str, str] | None:
@@ -128,7 +155,7 @@ def latent_part(name: str) -> tuple[str, str] | None:
 
 def rotated_heads(name: str, architecture: str) -> str | None:
     """Return the key of the number of heads whose rows llama.cpp rearranges; None if it leaves them alone."""
-    if architecture not in ("llama", "granite", "granitemoe"):
+    if architecture not in ("llama", "granite", "granitemoe", "smollm3"):
         return None
     found = _LAYER.fullmatch(name)
     kinds = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .gguf_file import GgufFile
-from .gguf_keys import Keys
+from .gguf_grouped import read_deepseek2, read_glm4_moe
+from .gguf_keys import Keys, has, taken
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -23,10 +24,13 @@ ARCHITECTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
+    "chatglm": "GlmForCausalLM",
     "deepseek2": "DeepseekV2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",
     "granite": "GraniteForCausalLM",
@@ -34,12 +38,13 @@ ARCHITECTURES = {
     "olmo2": "Olmo2ForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
 }
 LAYER_NORM_EPS = {"cohere2": "layer_norm_eps", "stablelm": "layer_norm_eps", "starcoder2": "norm_epsilon"}
 """Architectures whose norms subtract the mean, and the entry that has their epsilon."""
-PARTLY_ROTATED = ("phi3", "glm4", "glm4moe", "stablelm")
+PARTLY_ROTATED = ("phi3", "chatglm", "glm4", "glm4moe", "stablelm")
 """Architectures of whose heads a part may be rotated."""
 _OTHERS_OF = {
     "llama": ("MistralForCausalLM",),
@@ -52,15 +57,6 @@ _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose scores are divided by the root of hidden size over heads, as llama.cpp knows them."""
 _CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = {**_CHOICE, "expert_feed_forward_length": "moe_intermediate_size"}
-_GROUPED = {
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_count": "n_shared_experts",
-    "leading_dense_block_count": "first_k_dense_replace",
-}
-_OWN, _SOFTMAX, _SIGMOID = 0, 1, 2
-"""Values of `expert_gating_func`: the architecture's own, and others."""
 _DENSE = re.compile(r"blk\.(\d{1,6})\.ffn_gate\.weight")
 
 
@@ -79,15 +75,6 @@ def _window(keys: Keys) -> Any:
     return keys.take("attention.sliding_window") or None
 
 
-def _has(file: GgufFile, part: str) -> bool:
-    """Return whether the first layer has a tensor."""
-    return f"blk.0.{part}" in file.tensors
-
-
-def _taken(keys: Keys, names: dict[str, str]) -> dict[str, Any]:
-    return {ours: keys.whole(theirs) for theirs, ours in names.items()}
-
-
 def _layer_types(keys: Keys) -> dict[str, Any]:
     """Return the types of layers if the file lists them, else in which period one has no window, if it says so."""
     pattern = keys.take("attention.sliding_window_pattern")
@@ -100,22 +87,22 @@ def _llama(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]
     window = _window(keys)
     if window is not None:
         return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
-    return {"attention_bias": _has(file, "attn_q.bias")}
+    return {"attention_bias": has(file, "attn_q.bias")}
 
 
 def _qwen3(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"attention_bias": True} if _has(file, "attn_q.bias") else {}
+    return {"attention_bias": True} if has(file, "attn_q.bias") else {}
 
 
 def _qwen3_moe(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     dense = [int(found[1]) for name in file.tensors if (found := _DENSE.fullmatch(name))]
-    return {**_taken(keys, _EXPERTS), "norm_topk_prob": True, "mlp_only_layers": sorted(dense)}
+    return {**taken(keys, _EXPERTS), "norm_topk_prob": True, "mlp_only_layers": sorted(dense)}
 
 
 def _qwen2_moe(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     shared = keys.whole("expert_shared_feed_forward_length", config["intermediate_size"])
-    bias = _has(file, "attn_q.bias")
-    return {**_taken(keys, _EXPERTS), "shared_expert_intermediate_size": shared, "qkv_bias": bias}
+    bias = has(file, "attn_q.bias")
+    return {**taken(keys, _EXPERTS), "shared_expert_intermediate_size": shared, "qkv_bias": bias}
 
 
 def _phi3(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +144,7 @@ def _gemma(keys: Keys, config: dict[str, Any], architecture: str) -> dict[str, A
 
 def _cohere2(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return {
-        "attention_bias": _has(file, "attn_q.bias"),
+        "attention_bias": has(file, "attn_q.bias"),
         "sliding_window": _window(keys),
         "logit_scale": keys.number("logit_scale"),
         **_layer_types(keys),
@@ -166,19 +153,23 @@ def _cohere2(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, An
 
 def _stablelm(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     keys.take("use_parallel_residual")  # llama.cpp, too, goes by the norm that is not there
-    if _has(file, "attn_q_norm.weight"):
+    if has(file, "attn_q_norm.weight"):
         raise ValueError(
             "norms of query and key heads (tensor blk.0.attn_q_norm.weight) are not supported for stablelm"
         )
-    return {"use_qkv_bias": _has(file, "attn_q.bias"), "use_parallel_residual": not _has(file, "ffn_norm.weight")}
+    return {"use_qkv_bias": has(file, "attn_q.bias"), "use_parallel_residual": not has(file, "ffn_norm.weight")}
 
 
 def _starcoder2(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"use_bias": _has(file, "attn_q.bias"), "sliding_window": _window(keys)}
+    return {"use_bias": has(file, "attn_q.bias"), "sliding_window": _window(keys)}
+
+
+def _exaone4(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    return {"sliding_window": _window(keys), **_layer_types(keys)}
 
 
 def _seed_oss(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"attention_bias": _has(file, "attn_q.bias"), "attention_out_bias": _has(file, "attn_output.bias")}
+    return {"attention_bias": has(file, "attn_q.bias"), "attention_out_bias": has(file, "attn_output.bias")}
 
 
 def _olmo2(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +188,7 @@ def _olmo2(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]
 
 
 def _olmoe(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {**_taken(keys, _CHOICE), "norm_topk_prob": False}
+    return {**taken(keys, _CHOICE), "norm_topk_prob": False}
 
 
 def _granite(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +196,7 @@ def _granite(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, An
         raise ValueError("a Granite without rotary embedding (key 'rope.scaling.finetuned' false) is not supported")
     own = config["head_dim"] ** -0.5
     return {
-        "attention_bias": _has(file, "attn_q.bias"),
+        "attention_bias": has(file, "attn_q.bias"),
         "attention_multiplier": keys.number("attention.scale", 0.0) or own,
         "embedding_multiplier": keys.number("embedding_scale", 0.0) or 1.0,
         "residual_multiplier": keys.number("residual_scale", 0.0) or 1.0,
@@ -214,62 +205,11 @@ def _granite(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, An
 
 
 def _granite_moe(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {**_granite(file, keys, config), **_taken(keys, _CHOICE)}
+    return {**_granite(file, keys, config), **taken(keys, _CHOICE)}
 
 
 def _glm4(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"attention_bias": _has(file, "attn_q.bias")}
-
-
-def _grouped(keys: Keys) -> dict[str, Any]:
-    """Return the entries of experts as DeepSeek names them."""
-    return {
-        **_taken(keys, _GROUPED),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,
-        "norm_topk_prob": bool(keys.take("expert_weights_norm", False)),
-        "n_group": keys.whole("expert_group_count", 1),
-        "topk_group": keys.whole("expert_group_used_count", 1),
-    }
-
-
-def _glm4_moe(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries; the last of the file's blocks may be for multi-token prediction."""
-    if (function := keys.whole("expert_gating_func", _OWN)) not in (_OWN, _SIGMOID):
-        raise ValueError(f"key 'glm4moe.expert_gating_func' {function} is not supported")
-    num_ignored = keys.whole("nextn_predict_layers", 0)
-    return {
-        **_grouped(keys),
-        "num_hidden_layers": config["num_hidden_layers"] - num_ignored,
-        "num_nextn_predict_layers": num_ignored,
-        "attention_bias": _has(file, "attn_q.bias"),
-        "use_qk_norm": _has(file, "attn_q_norm.weight"),
-    }
-
-
-def _deepseek2(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries. Sigmoids make it a V3. Keys and values are those of heads, or in newer files of latents."""
-    rotated = keys.whole("rope.dimension_count")
-    key, value = keys.whole("attention.key_length"), keys.whole("attention.value_length")
-    function = keys.whole("expert_gating_func", _OWN)
-    if function not in (_OWN, _SOFTMAX, _SIGMOID):
-        raise ValueError(f"key 'deepseek2.expert_gating_func' {function} is not supported")
-    experts, is_v3 = _grouped(keys), function == _SIGMOID
-    grouped = {"topk_method": "group_limited_greedy" if experts["n_group"] > 1 else "greedy"}
-    multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
-    if multiplier and config["rope_parameters"]["rope_type"] == "yarn":
-        scale = round(10 * multiplier, 6)
-        config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
-    return {
-        **experts,
-        **({"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 0} if is_v3 else grouped),
-        "num_key_value_heads": config["num_attention_heads"],
-        "head_dim": None,
-        "kv_lora_rank": keys.whole("attention.kv_lora_rank"),
-        "q_lora_rank": keys.take("attention.q_lora_rank"),
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": keys.whole("attention.key_length_mla", key) - rotated,
-        "v_head_dim": keys.whole("attention.value_length_mla", value),
-    }
+    return {"attention_bias": has(file, "attn_q.bias")}
 
 
 _READERS: dict[str, Callable[[GgufFile, Keys, dict[str, Any]], dict[str, Any]]] = {
@@ -281,10 +221,12 @@ _READERS: dict[str, Callable[[GgufFile, Keys, dict[str, Any]], dict[str, Any]]] 
     "gemma3": _gemma3,
     "phi3": _phi3,
     "gpt-oss": _gpt_oss,
+    "chatglm": _glm4,
     "cohere2": _cohere2,
-    "deepseek2": _deepseek2,
+    "deepseek2": read_deepseek2,
+    "exaone4": _exaone4,
     "glm4": _glm4,
-    "glm4moe": _glm4_moe,
+    "glm4moe": read_glm4_moe,
     "granite": _granite,
     "granitemoe": _granite_moe,
     "olmo2": _olmo2,

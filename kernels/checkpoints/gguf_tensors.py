@@ -1,9 +1,9 @@
 """Reading the tensors of a GGUF file by the names and in the order of rows that models use.
 
 `weights.py` calls `open_gguf` for a folder that `gguf_folder.py` has made. Three things differ from other checkpoints:
-for Llama and Granite, llama.cpp stores the rows of query and key heads in the order of its own rotary embedding; for
-Gemma it adds 1 to the weights of norms, as the model does; and all experts of a layer are in one tensor. What makes
-keys and values of latents is in two (`gguf_latents.py`).
+for Llama, Granite and SmolLM3, llama.cpp stores the rows of query and key heads in the order of its own rotary
+embedding; for Gemma 2 and 3 it adds 1 to the weights of norms, as the model does; and all experts of a layer are in one
+tensor. What makes keys and values of latents is in two (`gguf_latents.py`).
 
 What must always hold: the rows of a tensor are those of the checkpoint that the file was made from, quantized or not.
 """
@@ -101,11 +101,11 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
         if experts:
             raw = _raw(tensor)
             stored[raw.name] = raw
-            matrices |= {name: _expert(tensor, raw, index) for index, name in enumerate(experts)}
+            matrices |= {name: _expert(tensor, raw, index, len(experts)) for index, name in enumerate(experts)}
             continue
         name = rename(tensor.name, architecture)
         num_heads = _num_heads(file, architecture, tensor)
-        subtrahend = 1.0 if architecture.startswith("gemma") and name.endswith("norm.weight") else 0.0
+        subtrahend = 1.0 if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0.0
         if tensor.type not in DECODERS and num_heads is None and not subtrahend:
             # a score of one row
             shape = (1, *tensor.shape) if name.endswith("_gate.weight") and len(tensor.shape) == 1 else tensor.shape
@@ -138,11 +138,14 @@ def _raw(tensor: GgufTensor) -> StoredTensor:
     return StoredTensor(tensor.name, tensor.path, dtype, shape, tensor.start, tensor.end)
 
 
-def _expert(tensor: GgufTensor, raw: StoredTensor, index: int) -> GgufMatrix:
-    size = (tensor.end - tensor.start) // tensor.shape[0]
+def _expert(tensor: GgufTensor, raw: StoredTensor, index: int, count: int) -> GgufMatrix:
+    """Return one of `count` matrices or biases, of which each expert may have several."""
+    if tensor.shape[0] * tensor.shape[1] % count:
+        raise ValueError(f"tensor {tensor.name} has shape {tensor.shape}, must have gate and up of the same size")
+    size, rows = (tensor.end - tensor.start) // count, tensor.shape[0] * tensor.shape[1] // count
     start = tensor.start + index * size
-    part = attrs.evolve(raw, shape=raw.shape[1:], start=start, end=start + size)
-    return GgufMatrix(shape=tensor.shape[1:], type=tensor.type, raw=part, num_heads=None, subtrahend=0.0)
+    part = attrs.evolve(raw, shape=(rows, *raw.shape[2:]), start=start, end=start + size)
+    return GgufMatrix(shape=(rows, *tensor.shape[2:]), type=tensor.type, raw=part, num_heads=None, subtrahend=0.0)
 
 
 def _num_heads(file: GgufFile, architecture: str, tensor: GgufTensor) -> int | None:

@@ -34,10 +34,10 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
             raise ValueError(f"key 'tokenizer.ggml.{name}' is true, which is not supported")
     if kind == "gpt2":
         parts = _byte_level(file, vocab)
-    elif kind == "llama":
-        parts = _sentence_pieces(file, vocab, types)
+    elif kind in ("llama", "gemma4"):
+        parts = _sentence_pieces(file, vocab, types, has_merges=kind == "gemma4")
     else:
-        raise ValueError(f"key 'tokenizer.ggml.model' is {shown(kind)}; supported are 'gpt2' and 'llama'")
+        raise ValueError(f"key 'tokenizer.ggml.model' is {shown(kind)}; supported are 'gpt2', 'llama' and 'gemma4'")
     # which tokens do is in no key: llama.cpp, too, knows it by the model
     strips = kind == "llama" and file.keys.get("general.architecture") == "phi3"
     control = find_ends(file).known_by_text
@@ -86,12 +86,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> dict[str, Any]:
     if splitting.pattern:
         isolated = {"type": "Split", "behavior": "Isolated", "invert": False}
         steps = [{**isolated, "pattern": {"Regex": one}} for one in (*splitting.before, splitting.pattern)] + steps
-    merges = []
-    for merge in _strings(file, "tokenizer.ggml.merges"):
-        pair = merge.split(" ")
-        if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
-            raise ValueError(f"key 'tokenizer.ggml.merges' has {shown(merge)}, which is not two tokens that make one")
-        merges.append(pair)
+    merges = _merges(file, vocab)
     whole = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
     return {
         "normalizer": {"type": "NFC"} if splitting.is_nfc else None,
@@ -102,14 +97,28 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _sentence_pieces(file: GgufFile, vocab: dict[str, int], types: list[int]) -> dict[str, Any]:
-    """Return a tokenizer that merges the pair with the best score, as SentencePiece does for BPE models."""
-    tokens = list(vocab)
+def _merges(file: GgufFile, vocab: dict[str, int]) -> list[list[str]]:
+    merges = []
+    for merge in _strings(file, "tokenizer.ggml.merges"):
+        pair = merge.split(" ")
+        if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
+            raise ValueError(f"key 'tokenizer.ggml.merges' has {shown(merge)}, which is not two tokens that make one")
+        merges.append(pair)
+    return merges
+
+
+def _merges_by_score(file: GgufFile, tokens: list[str], types: list[int]) -> list[list[str]]:
     scores = file.keys.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens) or not isinstance(scores[0], int | float):
         raise ValueError("key 'tokenizer.ggml.scores' must have a number for every token")
     # tokens that a vocabulary's author has defined have the best score: runs of spaces, for example
     mergeable = [number for number, kind in enumerate(types) if kind in (_NORMAL, _USER_DEFINED)]
+    return find_merges(tokens, mergeable, scores)
+
+
+def _sentence_pieces(file: GgufFile, vocab: dict[str, int], types: list[int], *, has_merges: bool) -> dict[str, Any]:
+    """Return a tokenizer of SentencePiece's BPE, which merges the pair with the best score, or that is listed first."""
+    tokens = list(vocab)
     adds_space = file.keys.get("tokenizer.ggml.add_space_prefix", True)
     unknown = file.keys.get("tokenizer.ggml.unknown_token_id", 0)
     normalizer: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
@@ -128,7 +137,7 @@ def _sentence_pieces(file: GgufFile, vocab: dict[str, int], types: list[int]) ->
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _model(
             vocab,
-            find_merges(tokens, mergeable, scores),
+            _merges(file, vocab) if has_merges else _merges_by_score(file, tokens, types),
             unk=_token(tokens, "tokenizer.ggml.unknown_token_id", unknown),
             byte_fallback=any(kind == _BYTE for kind in types),
             ignore_merges=False,

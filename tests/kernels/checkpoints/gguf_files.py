@@ -58,13 +58,34 @@ _OTHER_NORMS = {
     "glm4moe": _POST,
     "seed_oss": _POST,
     "olmo2": {**_POST, "post_feedforward_layernorm": "post_ffw_norm"},
+    "exaone4": {**_POST, "post_feedforward_layernorm": "post_ffw_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
-_ROTATED_OTHERWISE = ("llama", "granite", "granitemoe")
+_ROTATED_OTHERWISE = ("llama", "granite", "granitemoe", "smollm3")
 _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GEMMA4 = {
+    **_GEMMA,
+    "router.proj": "ffn_gate_inp",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
+_GEMMA4_TOP = {
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+}
+_GEMMA4_WHOLE = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 
 
@@ -73,7 +94,7 @@ def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors with those of each expert of gpt-oss and Granite by a name of its own."""
+    """Return tensors with those of each expert of gpt-oss, Granite and Gemma by a name of its own."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if ".block_sparse_moe." in name and tensor.dim() == 3:
@@ -82,6 +103,13 @@ def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             for expert, rows in enumerate(tensor):
                 for part, some in zip(names, rows.chunk(len(names)), strict=True):
                     found[f"{prefix}.experts.{expert}.{part}.weight"] = some.contiguous()
+            continue
+        if name.endswith("_proj") and ".mlp." not in name:
+            prefix, _, kind = name.rpartition(".")
+            names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+            for expert, rows in enumerate(tensor):
+                for part, some in zip(names, rows.chunk(len(names)), strict=True):
+                    found[f"{prefix}.{expert}.{part}.weight"] = some.contiguous()
             continue
         prefix, is_expert, kind = name.partition(".mlp.experts.")
         if not is_expert or kind[0].isdigit():
@@ -215,19 +243,23 @@ def _add_tensors(
     for name in tensors:
         if ".experts." in name:
             layer, _, rest = (
-                name.removeprefix("model.layers.").replace("block_sparse_moe", "mlp").partition(".mlp.experts.")
-            )
+                name.removeprefix("model.layers.").replace(".block_sparse_moe", "").replace(".mlp", "")
+            ).partition(".experts.")
             part = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}[rest.split(".")[1]]
             stacked.setdefault(f"blk.{layer}.ffn_{part}_exps.{rest.split('.')[2]}", []).append(name)
     for name, names in stacked.items():
-        ordered = sorted(names, key=lambda one: int(one.split(".experts.")[1].split(".")[0]))
+        if architecture == "gemma4" and "_down_" not in name:
+            if "_gate_" in name:  # and up, of which each expert's rows follow
+                held |= _add_gate_up(writer, name, tensors, sorted(names, key=_number_of), types)
+            continue
+        ordered = sorted(names, key=_number_of)
         read = _add(writer, name, np.stack([tensors[one].float().numpy() for one in ordered]), types, ordered[0])
         held |= dict(zip(ordered, read, strict=True))
     for name, tensor in tensors.items():
         if ".experts." in name or (name == "lm_head.weight" and config["tie_word_embeddings"]):
             continue
         numbers = tensor.float().numpy()
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             numbers = numbers + 1
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(
             name.split(".")[-2]
@@ -246,8 +278,23 @@ def _add_tensors(
             read = read[None]
         if architecture in _ROTATED_OTHERWISE and heads is not None:
             read = read.reshape(heads, -1, 2, *read.shape[1:]).swapaxes(1, 2).reshape(read.shape)
-        held[name] = read - 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else read
+        held[name] = read - 1 if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else read
     return held
+
+
+def _number_of(name: str) -> int:
+    return int(name.split(".experts.")[1].split(".")[0])
+
+
+def _add_gate_up(
+    writer: gguf.GGUFWriter, name: str, tensors: dict[str, torch.Tensor], gates: list[str], types: dict[str, str]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Add the matrices of gate and up of all experts as one tensor."""
+    both = [(gate, gate.replace("gate_proj", "up_proj")) for gate in gates]
+    numbers = np.stack([torch.cat([tensors[one] for one in pair]).float().numpy() for pair in both])
+    read = _add(writer, name.replace("_gate_", "_gate_up_"), numbers, types, gates[0])
+    halves = [half for rows in read for half in np.split(rows, 2)]
+    return dict(zip([one for pair in both for one in pair], halves, strict=True))
 
 
 def _add_latents(writer: gguf.GGUFWriter, name: str, numbers: np.ndarray[Any, Any], config: dict[str, Any]) -> None:
@@ -277,11 +324,16 @@ def _rename(name: str, architecture: str) -> str:
     }
     if name in top:
         return top[name]
+    if name in _GEMMA4_TOP:
+        return _GEMMA4_TOP[name]
     if name == "model.norm.bias":
         return "output_norm.bias"
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, kind = rest.rpartition(".")
+    if rest in _GEMMA4_WHOLE:
+        return f"blk.{layer}.{_GEMMA4_WHOLE[rest]}"
     if rest == "mlp.gate.e_score_correction_bias":
         return f"blk.{layer}.exp_probs_b.bias"
-    parts = _PARTS | (_GEMMA if architecture.startswith("gemma") else _OTHER_NORMS.get(architecture, {}))
+    gemma = _GEMMA4 if architecture == "gemma4" else _GEMMA
+    parts = _PARTS | (gemma if architecture.startswith("gemma") else _OTHER_NORMS.get(architecture, {}))
     return f"blk.{layer}.{parts[part]}.{kind.replace('sinks', 'weight')}"

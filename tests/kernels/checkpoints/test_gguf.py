@@ -92,6 +92,30 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope.scaling.factor": 8.0,
         },
     ),
+    "gemma4": (
+        "gemma4",
+        {
+            "attention.head_count_kv": [2, 1, 1] * 2,
+            "feed_forward_length": [96] * 3 + [192] * 3,
+            "attention.key_length": 48,
+            "attention.value_length": 48,
+            "attention.key_length_swa": 32,
+            "attention.value_length_swa": 32,
+            "attention.sliding_window": 30,
+            "attention.sliding_window_pattern": [True, False, False] * 2,
+            "attention.shared_kv_layers": 3,
+            "embedding_length_per_layer_input": 16,
+            "expert_count": 5,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 40,
+            "final_logit_softcapping": 5.0,
+            "rope.dimension_count": 48,
+            "rope.dimension_count_swa": 32,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4,
+            "rope_freqs.weight": np.array([1.0] * 6 + [1e30] * 18, dtype=np.float32),
+        },
+    ),
     "phi3": (
         "phi3",
         {
@@ -153,6 +177,12 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {"expert_count": 7, "expert_used_count": 6}),
     "seed-oss": ("seed_oss", {}),
     "glm4": ("glm4", {"rope.dimension_count": 8}),
+    "glm": ("chatglm", {"rope.dimension_count": 16}),
+    "smollm3": ("smollm3", {"rope.freq_base": 2e6}),
+    "exaone4": (
+        "exaone4",
+        {"attention.sliding_window": 50, "attention.sliding_window_pattern": [True, False]},
+    ),
     "glm4-moe": (
         "glm4moe",
         {
@@ -205,7 +235,7 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
     found, expected = parsed(folder), parsed(checkpoint)
     if name == "qwen2-yarn":  # its blending has keys that no converter writes
         found, expected = (attrs.evolve(one, rope=expected.rope, local_rope=expected.rope) for one in (found, expected))
-    if name.startswith("gemma"):  # llama.cpp knows the scale by the number of layers
+    if name in ("gemma2", "gemma3"):  # llama.cpp knows the scale by the number of layers
         expected = attrs.evolve(expected, attention_scale=expected.head_dim**-0.5)
     if name == "phi3":
         assert found.rope.scaling.attention_factor == pytest.approx(expected.rope.scaling.attention_factor, rel=1e-6)
@@ -213,8 +243,10 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
         found = attrs.evolve(found, rope=rope, local_rope=rope)
     if name == "olmoe":  # no file says that weights of experts are normalised
         expected = attrs.evolve(expected, moe=attrs.evolve(expected.moe, normalise=False))
-    if name == "qwen2-moe":  # nor which layers have windows
+    if name in ("qwen2-moe", "smollm3"):  # nor which layers have windows
         expected = attrs.evolve(expected, windows=(None, None))
+    if name == "smollm3":  # nor which are not rotated: every fourth
+        expected = attrs.evolve(expected, unrotated=frozenset())
     if name == "gpt-oss":  # whose limit is not the published one
         expected = attrs.evolve(expected, moe=attrs.evolve(expected.moe, clamp=SwigluClamp(1.702, 7.0)))
     assert found == expected
@@ -223,7 +255,7 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
         if tensor_name == "lm_head.weight" and expected.tie_word_embeddings:
             continue
         read = source.tensor(tensor_name, tuple(tensor.shape))
-        if name.startswith("gemma") and tensor_name.endswith("norm.weight"):
+        if name in ("gemma2", "gemma3") and tensor_name.endswith("norm.weight"):
             assert torch.allclose(read, tensor, rtol=0, atol=1e-7), tensor_name
         else:
             assert torch.equal(read, tensor), tensor_name

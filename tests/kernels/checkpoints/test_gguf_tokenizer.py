@@ -81,6 +81,20 @@ def test_first_token() -> None:
     assert encode(keys_of(tokens, token_type=kinds, bos_token_id=3, pre="qwen2"), "ab<s>a") == [2, 3, 0]
 
 
+def test_listed_merges_of_gemma4() -> None:
+    """Merge what is listed first, whatever its score, without a space before the text; newlines are text like other."""
+    tokens = ["<unk>", "<bos>", "a", "b", "\u2581", "ab", "\u2581a", "\n", "\n\n", "<0xC3>", "<0xA9>", "<|tool_call>"]
+    more: dict[str, Any] = {
+        "model": "gemma4", "token_type": [2, 3, *[1] * 7, 6, 6, 4], "merges": ["\u2581 a", "a b", "\n \n"],
+        "bos_token_id": 1, "unknown_token_id": 0, "add_space_prefix": False, "scores": [0.0] * 12,
+    }  # fmt: skip
+    file = keys_of(tokens, **more)
+    assert encode(file, "ab ab") == [1, 5, 6, 3]
+    assert encode(file, "a\n\nb\u00e9<|tool_call>") == [1, 2, 8, 3, 9, 10, 11]
+    with pytest.raises(ValueError, match="'a c', which is not two tokens"):
+        make_tokenizer(keys_of(tokens, **{**more, "merges": ["a c"]}))
+
+
 def test_white_space_behind_special_tokens_of_phi3() -> None:
     """Drop white space behind the tokens of Phi-3's turns, as its own tokenizer does, and for no other model."""
     tokens = ["<unk>", "<s>", "<|user|>", "<0x0A>", "a", "\u2581", "\u2581a"]
@@ -120,6 +134,22 @@ def test_qwens_pattern_without_its_normalizer() -> None:
     own, other = (make_tokenizer(keys_of(["a", "b", "ab"], pre=pre)) for pre in ("qwen2", "megrez"))
     assert own.pop("normalizer") == {"type": "NFC"} and other.pop("normalizer") is None
     assert own == other
+
+
+def test_splitting_of_deepseek_llm() -> None:
+    """Split as DeepSeek-V2's tokenizer does: lines, letters with case, punctuation, other letters, each digit."""
+    steps = ("[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~]+", r"\s+$", "[\u0800-\u9fa5\uac00-\ud7ff]+")
+    theirs = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(one), "isolated") for one in steps),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    file = keys_of(["a", "b", "ab"], pre="deepseek-llm")
+    ours = Tokenizer.from_str(json.dumps(make_tokenizer(file))).pre_tokenizer
+    for text in [*texts(), "1234 \u03b1\u03b2 \u2126\u212a x  "]:
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text), text
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "gpt-4o"])
