@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,16 @@ def read_image_processor(folder: Path) -> dict[str, Any]:
     raise ValueError(f"the checkpoint reads images, but has no {_FILES[0]}")
 
 
+@attrs.frozen
+class TowerMemory:
+    """What images take of a device's memory, in bytes."""
+
+    one: int
+    """While one of them is computed."""
+    held: int
+    """Of the features that are held."""
+
+
 class ImageTower:
     """Computes the features of images, and keeps the last ones."""
 
@@ -75,11 +85,26 @@ class ImageTower:
             token = batch.query_start[part.row] + part.offset
             x_ND[token : token + part.count] = self.features(part.image)[part.first : part.first + part.count]
 
+    def measure(self, peak_of: Callable[[Callable[[], object]], int]) -> TowerMemory:
+        """Compute the features of an image without pixels, as measured by `peak_of`."""
+        side = self._model.config.vision_config.image_size
+        values_13HW = torch.zeros((1, 3, side, side), device=self._model.device, dtype=self._model.dtype)
+        found: list[torch.Tensor] = []
+
+        def run() -> None:
+            with torch.inference_mode():
+                found.append(self._compute(values_13HW))
+
+        return TowerMemory(one=peak_of(run), held=(MOST_HELD + 1) * found[0].nbytes)
+
+    def _compute(self, values_13HW: torch.Tensor) -> torch.Tensor:
+        return torch.cat(list(self._model.get_image_features(values_13HW).pooler_output))
+
     def features(self, image: PromptImage) -> torch.Tensor:
         """Return `[T, D]`. Raises ValueError for an image that has another number of placeholders."""
         found = self._held.pop(image.digest, None)
         if found is None:
-            found = torch.cat(list(self._model.get_image_features(self.pixel_values(image)).pooler_output))
+            found = self._compute(self.pixel_values(image))
             if len(found) != image.num_tokens:
                 raise ValueError(f"an image of {len(found)} tokens has {image.num_tokens} placeholders")
         self._held[image.digest] = found

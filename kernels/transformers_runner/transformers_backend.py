@@ -11,7 +11,7 @@ on how many rows there are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -135,7 +135,9 @@ class TransformersBackend(RunsAtOnce):
                     block_bytes=block.num_bytes,
                     weights_bytes=loaded.num_bytes,
                     held=cuda.held(config.num_sharing),
-                    profile=lambda: cuda.peak_of(lambda: self.step(largest_pass(config))),
+                    profile=lambda: self._with_images(
+                        cuda.peak_of(lambda: self.step(largest_pass(config))), cuda.peak_of
+                    ),
                     memory=cuda.memory,
                     default=KVMemory(utilization=cuda.default_kv_memory.utilization),
                 ),
@@ -158,7 +160,14 @@ class TransformersBackend(RunsAtOnce):
         """Measure a part of the largest pass, and return what the whole of it takes."""
         part = attrs.evolve(config, max_num_batched_tokens=min(config.max_num_batched_tokens, _PROFILED_TOKENS))
         peak = peak_of(lambda: self.step(largest_pass(part)))
-        return peak * config.max_num_batched_tokens // part.max_num_batched_tokens
+        return self._with_images(peak * config.max_num_batched_tokens // part.max_num_batched_tokens, peak_of)
+
+    def _with_images(self, peak: int, measure: Callable[[Callable[[], object]], int]) -> int:
+        """Return the peak of a pass, where images may be computed before it, and are held."""
+        if self._tower is None:
+            return peak
+        images = self._tower.measure(measure)
+        return max(peak, images.one) + images.held
 
     def allocate_on_host(self, num_blocks: int) -> memoryview:
         num_bytes = num_blocks * self.memory_plan.block_bytes

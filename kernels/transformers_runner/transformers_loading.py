@@ -21,6 +21,7 @@ from ..checkpoints.progress import Progress
 from ..kv_cache_size import check_weights_fit
 from ..machine import memory
 from ..models.config import read_config
+from ..models.families import SPELLINGS
 from .paged_attention import PagedAttention
 from .served_models import SEEING, check_class, check_config
 from .transformers_settings import check_installed, check_settings, dtype_of, settle_environment
@@ -66,7 +67,7 @@ def load(config: BackendConfig) -> Loaded:
     listed = config_json.get("architectures") or []
     if len(listed) != 1:
         raise ValueError(f"config.json names {len(listed)} architectures; the transformers executor needs one")
-    named = str(listed[0])
+    named = SPELLINGS.get(str(listed[0]), str(listed[0]))
     settle_environment()
     model_config = _read_config(config, named)
     check_config(model_config, named, config.max_model_len)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from quipu.kernels.backend import KVMemory
 from quipu.kernels.batch import ImageTokens, StepBatch
 from quipu.kernels.step_types import PromptImage
+from quipu.kernels.transformers_runner import transformers_backend
 from quipu.kernels.transformers_runner.transformers_backend import TransformersBackend
 from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
 from tests.kernels.transformers_runner.foreign_families import make_transformers_backend
@@ -58,6 +60,21 @@ def chunk(start: int, end: int, blocks: list[int], images: Sequence[PromptImage]
             parts.append(ImageTokens(image, first - image.start, 0, first - start, last - first))
     batch = make_batch({"token_ids": TOKENS[start:end], "position": start, "blocks": blocks})
     return attrs.evolve(batch, images=parts)
+
+
+@pytest.mark.parametrize("largest", [1000, 10])
+def test_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """Room is kept for the larger of a pass and of an image's computation, and for the features that are held."""
+    peaks = iter([largest, 400])
+
+    def peak_of(run: Callable[[], object]) -> int:
+        run()
+        return next(peaks)
+
+    monkeypatch.setattr(transformers_backend, "peak_of", peak_of)
+    kept = make_transformers_backend(folder, num_blocks=None, kv_memory=KVMemory(utilization=0.5))
+    held = 17 * NUM_TOKENS * 64 * 4
+    assert kept.memory_plan.workspace_bytes == held + (4000 if largest == 1000 else 400)
 
 
 def test_logits_behind_images(folder: Path, backend: TransformersBackend) -> None:

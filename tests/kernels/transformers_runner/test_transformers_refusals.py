@@ -21,6 +21,7 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MptConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     RwkvConfig,
     T5Config,
@@ -45,6 +46,13 @@ def load_config(folder: Path, config: PreTrainedConfig, architecture: str, **cha
     config.architectures = [architecture]
     config.save_pretrained(folder)
     return TransformersBackend(backend_config(folder, load_format="dummy", **{"max_model_len": 256, **changes}))
+
+
+def test_other_spelling(tmp_path: Path) -> None:
+    """A family that a checkpoint spells otherwise than transformers is found."""
+    sizes: dict[str, Any] = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    backend = load_config(tmp_path, PhimoeConfig(**_SMALL, **sizes, num_local_experts=4), "PhiMoEForCausalLM")
+    assert backend.capabilities.name == "transformers"
 
 
 @pytest.mark.parametrize(
