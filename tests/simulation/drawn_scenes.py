@@ -65,20 +65,19 @@ def leaving_soon(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arriv
 
 
 def leaving_amid_prompts(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: int) -> tuple[Arrival, ...]:
-    """Have most clients leave while their prompts, which are long, are computed, and the others keep engines busy."""
+    """Have half of the clients keep engines busy, and the others leave while their long prompts are computed."""
     changed: list[Arrival] = []
     for one in arrivals:
-        if one.chat or one.text is not None or one.further or one.is_embedded or len(one.prompt) >= max_model_len:
+        if one.chat or one.text is not None or one.further or one.is_embedded:
             changed.append(one)
-        elif rng.random() < 0.6:
+        elif rng.random() < 0.5:
+            at_s, left_s = round(rng.uniform(0.3, 2.5), 6), round(rng.uniform(0.002, 0.15), 6)
             prompt = draw_ids(rng, max_model_len - LONG)
-            left_s = round(rng.uniform(0.002, 0.15), 6)
-            changed.append(attrs.evolve(one, prompt=prompt, max_tokens=1, leaves_after_s=left_s, stop=()))
+            changed.append(attrs.evolve(one, at_s=at_s, prompt=prompt, max_tokens=1, leaves_after_s=left_s, stop=()))
         else:
-            prompt = one.prompt[: max_model_len - LONG]
-            changed.append(
-                attrs.evolve(one, prompt=prompt, max_tokens=LONG, ignores_eos=True, stop=(), stop_token_ids=())
-            )
+            at_s, prompt = round(rng.uniform(0.0, 1.0), 6), one.prompt[: 2 * BLOCK]
+            stays = attrs.evolve(one, at_s=at_s, prompt=prompt, max_tokens=3 * LONG, ignores_eos=True, stop=())
+            changed.append(attrs.evolve(stays, stop_token_ids=(), grammar=0, leaves_after_s=None, deadline_s=None))
     return tuple(changed)
 
 

@@ -9,7 +9,6 @@ import attrs
 
 from tests.simulation.arrival import BLOCK
 from tests.simulation.evidence import Evidence
-from tests.simulation.judged_time import TURN_S
 from tests.simulation.passes import PlannedPass
 
 THAT_SPLIT_PASSES = ("fail passes", "no memory")
@@ -78,14 +77,12 @@ def the_last_give_way(evidence: Evidence) -> Iterator[str]:
     """No sequence is preempted while one that is less urgent, or as urgent and came later, keeps its blocks."""
     if evidence.engine["scheduling_policy"] == "fair" or not evidence.keeps_cache or evidence.seen.crashed:
         return
-    by_name = {arrival.request_id: (arrival, watched) for arrival, watched in evidence.requests()}
-    by_priority, request_of = evidence.engine["scheduling_policy"] == "priority", evidence.seen.passes.request_of
+    by_name = {arrival.request_id: arrival for arrival, _ in evidence.requests()}
+    by_priority, seen = evidence.engine["scheduling_policy"] == "priority", evidence.seen.passes
 
-    def is_before(one: int, other: int) -> bool:
-        """Whether a sequence ranks before another for certain."""
-        (first, was), (second, will) = by_name[request_of[one]], by_name[request_of[other]]
-        ranks = [(each.is_batch, each.priority if by_priority else 0) for each in (first, second)]
-        return ranks[0] < ranks[1] or (ranks[0] == ranks[1] and was.opened_at + TURN_S < will.opened_at)
+    def rank(sequence_id: int) -> tuple[bool, int, int]:
+        arrival = by_name[seen.request_of[sequence_id]]
+        return arrival.is_batch, arrival.priority if by_priority else 0, seen.turn_of[sequence_id]
 
     passes: dict[int, list[PlannedPass]] = {}
     for planned in evidence.seen.passes.planned:
@@ -99,7 +96,7 @@ def the_last_give_way(evidence: Evidence) -> Iterator[str]:
                     continue
                 after = planned_there[left_at + 1]
                 kept = [i for i in after.rows if last.get(i, -1) >= left_at and i not in after.admitted]
-                if wrong := [other for other in kept if is_before(sequence_id, other)]:
+                if wrong := [other for other in kept if rank(sequence_id) < rank(other)]:
                     yield f"sequence {sequence_id} was preempted after pass {left_at}, and {wrong} were not"
             last.update(dict.fromkeys(planned.rows, at))
 

@@ -1,7 +1,7 @@
 """What passes an engine has planned and done, as plain data: noted by `tap.py`, judged by `judged_passes.py`.
 
-Of a run's messages these are three: of which request a sequence is (`Track`), what a pass is to compute (`StepPlan`),
-and what it has computed (`StepDone`).
+Of a run's messages these are four: of which request a sequence is (`Track`), when it was submitted (`Submit`), what a
+pass is to compute (`StepPlan`), and what it has computed (`StepDone`).
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Passes:
     """What was computed and kept, by sequence: first positions and ends."""
     request_of: dict[int, str] = attrs.field(factory=dict)
     """By sequence."""
+    turn_of: dict[int, int] = attrs.field(factory=dict)
+    """When a sequence was submitted last: numbers that rise."""
+    _num_submits: int = 0
 
     def note(self, channel: int, kind: str, message: Any) -> None:
         """Note a message that is sent on a channel, by its number, if it is one of these."""
@@ -77,5 +80,8 @@ class Passes:
             admitted = {one.sequence_id: Admitted(len(one.tokens), len(one.keys)) for one in message.admitted}
             new_blocks = {sequence_id: len(blocks) for sequence_id, blocks in message.new_blocks.items()}
             self.planned.append(PlannedPass(channel, tuple(going_on), tuple(chunks), admitted, new_blocks))
+        elif kind == "Submit":
+            self._num_submits += 1
+            self.turn_of[message.sequence_id] = self._num_submits
         elif kind == "Track":
             self.request_of[message.sequence_id] = message.request_id

@@ -122,7 +122,7 @@ CROWD_BLOCKS = 13
 ENDS_ITS_OWN = 300
 """The amount of a drain whose engine ends its own sequences if there is time."""
 SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.2, 0.04
-SHARE_OF_TOOLS, SHARE_OF_EXPIRIES, SHARE_OF_MARKED = 0.3, 0.4, 0.3
+SHARE_OF_TOOLS, SHARE_OF_EXPIRIES, SHARE_OF_MARKED = 0.3, 0.4, 0.6
 """Of the seeds in which a scene is possible."""
 
 
@@ -146,7 +146,8 @@ def draw_plan(seed: int) -> Plan:
     scenes = random.Random(f"scenes {seed}")
     setup, arrivals, faults = _with_scenes(scenes, setup, arrivals, faults)
     in_between = _draw_in_between(scenes, setup, arrivals, faults)
-    afterwards = draw_afterwards(rng, eos_token_ids, num_together(setup, faults), in_between)
+    is_kept = any(arrival.is_kept for arrival in in_between)  # until the end, when it is counted
+    afterwards = draw_afterwards(rng, eos_token_ids, 0 if is_kept else num_together(setup, faults), in_between)
     return Plan(seed, setup, arrivals, faults, afterwards)
 
 
@@ -178,6 +179,7 @@ def _with_scenes(
             engine = {
                 **setup.engine,
                 "max_num_seqs": CROWD,
+                "max_num_batched_tokens": 256,
                 "num_blocks": 600,
                 "submit_slots": 256,
                 "encode_slots": 256,
