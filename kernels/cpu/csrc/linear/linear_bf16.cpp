@@ -16,7 +16,6 @@
 
 namespace {
 
-constexpr int64_t kGroup = 4;  // panels per piece of work, at most
 constexpr int64_t kStreamedBytes = 8 << 20;  // of a result that does not stay in the caches: it is stored past them
 
 void round_rows(const Op& op, int64_t first, int64_t last, bf16* to) {
@@ -100,13 +99,13 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
     const bf16* weight = static_cast<const bf16*>(op.weight);
     int64_t x_stride = row_stride(op), num_k = op.width + op.width % 2;
     int64_t parts = op.activation ? 2 : 1, num_panels = divide_up(op.out_width / parts, kPanel);
-    int64_t fitting = std::clamp<int64_t>(Pairs::kPanelBytes / (parts * num_k * kPanel * 2), 1, kGroup);
-    Division by{Pairs::rows_together(num_k), Pairs::kKeepsRows ? Pairs::kRowsAtOnce : 1, fitting, Pairs::kKeepsRows};
+    int64_t slice = Pairs::slice(num_rows, num_k);
+    int64_t together = std::max<int64_t>(Pairs::panels_together(num_rows, num_k) / parts, 1);
+    Division by{Pairs::rows_together(slice), Pairs::kKeepsRows ? Pairs::kRowsAtOnce : 1, together, Pairs::kKeepsRows, Pairs::is_many(num_rows)};
     Pairs pairs;
     bool streamed = is_streamed(op, num_rows);
     for_each_piece(num_rows, num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t first, int64_t panels) {
-        const bf16* parts_of[2] = {weight + first * kPanel * num_k, weight + (num_panels + first) * kPanel * num_k};
-        Pairs::Ahead ahead[2] = {{parts_of[0], panels, num_k, rows}, {parts_of[1], panels, num_k, rows}};
+        auto panel_of = [&](int64_t i) { return weight + (i / panels * num_panels + first + i % panels) * kPanel * num_k; };
         kept.resize(std::max<size_t>(kept.size(), parts * panels * rows * kPanel));
         PanelSums sums{kept.data(), rows};
         auto each_step = [&](auto go) {  // of rows that are multiplied at once
@@ -119,19 +118,26 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
         further_rows.clear();
         if (Pairs::kTakesFurther && op.v) each_step([&](int64_t m, int64_t count) { further_rows.emplace_back(op, row + m, count); });
         int64_t depth = Pairs::depth(rows);
-        for (int64_t i = 0; i < parts * panels; i++) {
-            const bf16* panel = parts_of[i / panels] + i % panels * kPanel * num_k;
-            for (int64_t k = 0, step; k < num_k; k += depth) {
-                step = 0;
-                each_step([&](int64_t m, int64_t count) {
-                    Pairs::Further further[4];
-                    int64_t num_further = 0;
-                    if (!further_rows.empty() && k + depth >= num_k && further_rows[step].any())
-                        num_further = further_rows[step].of_panel(i / panels * num_panels + first + i % panels, further);
-                    pairs.add(x + (row + m) * x_stride + k, x_stride, count, packed(panel + k * kPanel), std::min(depth, num_k - k), k == 0,
-                              sums.at(i, m), kPanel, ahead[i / panels], further, num_further);
-                    step++;
-                });
+        for (int64_t from = 0, end; from < num_k; from = end) {
+            end = std::min(num_k, from + slice);
+            for (int64_t i = 0; i < parts * panels; i++) {
+                const bf16* panel = panel_of(i);
+                const bf16* next = i + 1 < parts * panels ? panel_of(i + 1) + from * kPanel
+                                   : end < num_k          ? panel_of(0) + end * kPanel
+                                                          : panel_of(0) + worker.num_threads * panels * kPanel * num_k;
+                Pairs::Ahead ahead(panel + from * kPanel, next, rows);
+                for (int64_t k = from, step; k < end; k += depth) {
+                    step = 0;
+                    each_step([&](int64_t m, int64_t count) {
+                        Pairs::Further further[4];
+                        int64_t num_further = 0;
+                        if (!further_rows.empty() && k + depth >= num_k && further_rows[step].any())
+                            num_further = further_rows[step].of_panel(i / panels * num_panels + first + i % panels, further);
+                        pairs.add(x + (row + m) * x_stride + k, x_stride, count, packed(panel + k * kPanel), std::min(depth, end - k), k == 0,
+                                  sums.at(i, m), kPanel, ahead, further, num_further);
+                        step++;
+                    });
+                }
             }
         }
         int64_t step = 0;

@@ -13,21 +13,27 @@ public:
     // as stay in the first-level cache beside the rows. Else all, so that sums need not leave their tiles.
     static int64_t depth(int64_t num_rows) { return num_rows > kRowsAtOnce ? 8 * kPairStep : 1 << 30; }
 
-    // How many rows of so many values stay in the second-level cache (2 MiB wherever there are tiles) while they are multiplied
-    // by all panels in turn. So a panel is read from memory once for all of them.
+    // How a product is divided. Of many rows, such that what is used again stays in the second-level cache (2 MiB wherever there
+    // are tiles): a slice of some rows, which some panels are multiplied by in turn, and the sums of all of them. So a panel is read
+    // from memory once for all these rows. Panels of few rows are read once anyway.
     static constexpr bool kKeepsRows = true;
-    static constexpr int64_t kPanelBytes = 256 << 10;  // of panels that some rows are multiplied by in turn
-    static int64_t rows_together(int64_t depth) {
-        return std::clamp<int64_t>(kKeptBytes / (2 * depth) / kRowsAtOnce, 4, 12) * kRowsAtOnce;
+    static bool is_many(int64_t num_rows) { return num_rows > 4 * kRowsAtOnce; }
+    static int64_t slice(int64_t num_rows, int64_t num_k) { return is_many(num_rows) ? std::min<int64_t>(num_k, 1024) : num_k; }
+    static int64_t rows_together(int64_t slice) {
+        return std::clamp<int64_t>(kKeptBytes / (2 * slice) / kRowsAtOnce, 4, 12) * kRowsAtOnce;
+    }
+    static int64_t panels_together(int64_t num_rows, int64_t num_k) {
+        return is_many(num_rows) ? 16 : std::clamp<int64_t>(kPanelBytes / (num_k * kPanel * 2), 1, 4);
     }
 
-    // Prefetches packed panels: those that all rows read at once, right before; others while the ones before are multiplied.
+    // Prefetches packed panels: what follows in the panel that all rows read at once, or else the next panel, while rows are
+    // multiplied by this one.
     class Ahead {
     public:
         Ahead() = default;
-        Ahead(const bf16* panels, int64_t num_panels, int64_t num_k, int64_t num_rows) {
+        Ahead(const bf16* panel, const bf16* next, int64_t num_rows) {
             int64_t times = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-            at_ = reinterpret_cast<const char*>(panels) + (times == 1 ? kBytes : num_panels * num_k * kPanel * 2);
+            at_ = times == 1 ? reinterpret_cast<const char*>(panel) + kBytes : reinterpret_cast<const char*>(next);
             lines_ = (kPairStep * kPanel * 2 / 64 + times - 1) / times;
         }
         void advance() {
@@ -88,15 +94,16 @@ public:
     }
 
 private:
-    static constexpr int64_t kTileRows = Tiles::kRows, kKeptBytes = 800 << 10;
+    static constexpr int64_t kTileRows = Tiles::kRows, kKeptBytes = 800 << 10, kPanelBytes = 256 << 10;
 
     Tiles tiles_;
 
     // Sums in tiles 0 to 3, the left-hand side in 4 and 5, the right-hand side in 6 and 7.
+    // A function of its own, so that all that its loop needs is in registers.
     template <bool kLower, int64_t kStep>
-    static void add_tiles(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t whole, const bf16* rest, bool fresh,
-                          float* sums, int64_t sums_stride, Ahead& ahead, const Further* further = nullptr, int64_t num_further = 0,
-                          int64_t row = 0) {
+    __attribute__((noinline)) static void add_tiles(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t whole,
+                                                    const bf16* rest, bool fresh, float* sums, int64_t sums_stride, Ahead& ahead,
+                                                    const Further* further, int64_t num_further, int64_t row) {
         int64_t sum_bytes = sums_stride * static_cast<int64_t>(sizeof(float));
         float* lower = sums + kTileRows * sums_stride;
         Tiles::compiler_barrier(rest);

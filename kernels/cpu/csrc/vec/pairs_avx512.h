@@ -9,12 +9,14 @@ public:
 
     // How many rows are best multiplied by a panel at a time: at the full depth of x they stay in the second-level cache.
     static constexpr bool kKeepsRows = false;
-    static constexpr int64_t kPanelBytes = 1 << 30;
     static constexpr int64_t kRowsAtOnce = 128;
     static int64_t rows_together(int64_t) { return kRowsAtOnce; }
+    static bool is_many(int64_t) { return false; }
+    static int64_t slice(int64_t, int64_t num_k) { return num_k; }
+    static int64_t panels_together(int64_t, int64_t) { return 4; }
 
     struct Ahead {  // panels are prefetched as they are read
-        Ahead(const bf16*, int64_t, int64_t, int64_t) {}
+        Ahead(const bf16*, const bf16*, int64_t) {}
     };
 
     // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
