@@ -26,7 +26,7 @@ class Table:
 
     def __init__(self, half: int) -> None:
         angle_PR = torch.outer(torch.arange(32.0), 0.3 ** torch.arange(half))
-        self.cos_PR, self.sin_PR = angle_PR.cos(), angle_PR.sin()
+        self.cos_PR, self.sin_PR, self.is_interleaved = angle_PR.cos(), angle_PR.sin(), False
 
     def at(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.cos_PR[positions_N], self.sin_PR[positions_N]
