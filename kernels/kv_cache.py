@@ -163,7 +163,7 @@ class KVCache:
         self._num_blocks = num_blocks
         self.shared = share_memory(num_blocks * block.num_bytes) if is_shared else None
         self._groups: list[_Group] = []
-        self._of_layer: dict[int, tuple[_Group, torch.Tensor]] = {}
+        of_layer: dict[int, tuple[_Group, torch.Tensor]] = {}
         at = 0
         for layers, shape in block.groups:
             part = (shape.head_bytes,) if shape.is_scaled else (shape.block_size, shape.head_dim)
@@ -177,7 +177,8 @@ class KVCache:
                 at += size
             group = _Group(all_L2BKx, shape)
             self._groups.append(group)
-            self._of_layer |= {layer: (group, pair) for layer, pair in zip(layers, all_L2BKx, strict=True)}
+            of_layer |= {layer: (group, pair) for layer, pair in zip(layers, all_L2BKx, strict=True)}
+        self._of_layer = [of_layer[layer] for layer in range(block.num_layers)]
 
     def __getitem__(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `(k_BKSE, v_BKSE)` of a layer, writable; in 8 bits `(k_BKx, v_BKx)`, the bytes of each head's part."""

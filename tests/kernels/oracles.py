@@ -47,7 +47,10 @@ _SENSITIVE = (
 )  # fmt: skip
 _WIDER = {"bfloat16": Tolerance(regret=0.5, mean=0.04, p99=0.2)}
 # SparseMixer's weights jump where a score leaves the range of another; Gemma 4's checkpoint has six layers of experts.
-_JUMPS = dict.fromkeys((("phimoe", "bfloat16"), ("gemma4", "bfloat16")), Tolerance(regret=1.0, mean=0.05, p99=0.45))
+_JUMPS = {
+    ("phimoe", "bfloat16"): Tolerance(regret=1.0, mean=0.05, p99=0.45),
+    ("gemma4", "bfloat16"): Tolerance(regret=1.0, mean=0.06, p99=0.5),
+}
 
 
 def run(backend: Backend) -> torch.Tensor:

@@ -404,7 +404,7 @@ def test_unsupported_keys(tmp_path: Path, checkpoints: dict[str, Path], keys: di
         make_gguf_folder(tmp_path / "m.gguf")
 
 
-@pytest.mark.parametrize(("architecture", "pre"), [("falcon", "gpt-2"), ("llama", "deepseek-llm")])
+@pytest.mark.parametrize(("architecture", "pre"), [("falcon", "gpt-2"), ("llama", "viking")])
 def test_unsupported_models(tmp_path: Path, checkpoints: dict[str, Path], architecture: str, pre: str) -> None:
     """Refuse other architectures, and other ways to split text, by name."""
     more: dict[str, Any] = {} if pre == "gpt-2" else {"tokenizer": Path("tests/checkpoints/tiny"), "pre": pre}
