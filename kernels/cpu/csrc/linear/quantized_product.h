@@ -133,7 +133,13 @@ static void expand(const uint8_t* panel, int64_t first, int64_t last, uint8_t* t
     const typename C::Loader codes;
     for (int64_t unit = first; unit < last; unit += C::kUnits) {
         const uint8_t* at = panel + unit / C::kUnits * 2 * C::kBytes;
-        for (int line = 0; line < 2 * C::kBytes; line += 64) prefetch_first(at + 2 * kCodesAhead + line);
+        for (int line = 0; line < 2 * C::kBytes; line += 64) {
+#ifdef QUIPU_AMX  // products of tiles take so little time that widening mostly waits for memory, as in is_reading
+            prefetch(at + 2 * kCodesAhead + line);
+#else
+            prefetch_first(at + 2 * kCodesAhead + line);
+#endif
+        }
         auto raw = codes.load(at);
         for_each_unit<C::kUnits>([&](auto i) __attribute__((always_inline)) {
             typename C::Product::Right l, h;
