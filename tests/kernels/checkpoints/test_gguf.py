@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,216 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from quipu.actors.fleet.cluster.served_files import list_served_files
-from quipu.kernels.checkpoints.gguf_file import BLOCKS, read_gguf
-from quipu.kernels.checkpoints.gguf_folder import find_gguf, make_gguf_folder
+from quipu.kernels.checkpoints.gguf_file import BLOCKS
+from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
 from quipu.kernels.checkpoints.gguf_types import DECODERS
 from quipu.kernels.checkpoints.quantized import QuantizedLayout
-from quipu.kernels.checkpoints.weights import PieceByPiece, open_weights
-from quipu.kernels.models.config import DecoderConfig, read_config
-from quipu.kernels.models.families import find_family
+from quipu.kernels.models.config import read_config
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.ops import SwigluClamp
 from tests.kernels.checkpoints.gguf_files import apart, load_tensors, write_gguf
+from tests.kernels.checkpoints.gguf_keys import KEYS, LLAMA3_FACTORS, convert, opened, parsed
 from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
 from tests.tiny import TINY
-
-_LLAMA3_FACTORS = np.array([1.0, 1.0, 1.0, 1.0, 1.5, 4.0, 8.0, 8.0], dtype=np.float32)
-_EXPERTS_OF_LATENT = {
-    "rope.dimension_count": 16,
-    "attention.kv_lora_rank": 48,
-    "expert_feed_forward_length": 40,
-    "expert_shared_count": 2,
-}
-_LATENT: dict[str, Any] = {
-    **_EXPERTS_OF_LATENT,
-    "attention.key_length": 64,
-    "attention.value_length": 48,
-    "expert_count": 6,
-    "expert_used_count": 3,
-    "leading_dense_block_count": 1,
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 4.0,
-    "rope.scaling.original_context_length": 128,
-    "rope.scaling.yarn_beta_fast": 16.0,
-    "rope.scaling.yarn_beta_slow": 0.5,
-    "rope.scaling.yarn_log_multiplier": 0.0707,
-}
-_OLDER_LATENT: dict[str, Any] = {
-    **_EXPERTS_OF_LATENT,
-    "attention.key_length": 40,
-    "attention.value_length": 40,
-    "expert_count": 8,
-    "expert_used_count": 5,
-    "expert_group_count": 4,
-    "expert_group_used_count": 3,
-    "expert_weights_scale": 1.25,
-    "leading_dense_block_count": 0,
-}
-KEYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "qwen3-tied": ("qwen3", {}),
-    "qwen2-yarn": (
-        "qwen2",
-        {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-        },
-    ),
-    "mistral": (
-        "llama",
-        {"attention.sliding_window": 270, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
-    ),
-    "qwen3-moe": ("qwen3moe", {"expert_count": 11, "expert_used_count": 3, "expert_feed_forward_length": 40}),
-    "gemma2": (
-        "gemma2",
-        {"attention.sliding_window": 33, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
-    ),
-    "gemma3": (
-        "gemma3",
-        {
-            "attention.sliding_window": 20,
-            "attention.sliding_window_pattern": [True, False, True],
-            "final_logit_softcapping": 8.0,
-            "rope.freq_base": 1e6,
-            "rope.scaling.type": "linear",
-            "rope.scaling.factor": 8.0,
-        },
-    ),
-    "gemma4": (
-        "gemma4",
-        {
-            "attention.head_count_kv": [2, 1, 1] * 2,
-            "feed_forward_length": [96] * 3 + [192] * 3,
-            "attention.key_length": 48,
-            "attention.value_length": 48,
-            "attention.key_length_swa": 32,
-            "attention.value_length_swa": 32,
-            "attention.sliding_window": 30,
-            "attention.sliding_window_pattern": [True, False, False] * 2,
-            "attention.shared_kv_layers": 3,
-            "embedding_length_per_layer_input": 16,
-            "expert_count": 5,
-            "expert_used_count": 4,
-            "expert_feed_forward_length": 40,
-            "final_logit_softcapping": 5.0,
-            "rope.dimension_count": 48,
-            "rope.dimension_count_swa": 32,
-            "rope.freq_base": 1e6,
-            "rope.freq_base_swa": 1e4,
-            "rope_freqs.weight": np.array([1.0] * 6 + [1e30] * 18, dtype=np.float32),
-        },
-    ),
-    "phi3": (
-        "phi3",
-        {
-            "attention.sliding_window": 100,
-            "rope.dimension_count": 8,
-            "rope.scaling.original_context_length": 1024,
-            "rope.scaling.attn_factor": 1.0488088,
-            "rope_factors_short.weight": np.array([1.0, 1.5, 2.5, 4.0], dtype=np.float32),
-            "rope_factors_long.weight": np.array([2.0, 8.0, 20.0, 40.0], dtype=np.float32),
-        },
-    ),
-    "gpt-oss": (
-        "gpt-oss",
-        {
-            "expert_count": 5,
-            "expert_used_count": 4,
-            "expert_feed_forward_length": 64,
-            "attention.sliding_window": 50,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 0.5,
-        },
-    ),
-    "phi4": ("phi3", {"rope.freq_base": 250_000.0, "rope.dimension_count": 24}),
-    "cohere2": ("cohere2", {"attention.sliding_window": 50, "logit_scale": 0.5, "attention.sliding_window_pattern": 2}),
-    "stablelm": ("stablelm", {"rope.dimension_count": 8, "use_parallel_residual": True}),
-    "stablelm-parallel": ("stablelm", {"rope.dimension_count": 4}),
-    "starcoder2": ("starcoder2", {"attention.sliding_window": 60}),
-    "granite": (
-        "granite",
-        {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 3.0},
-    ),
-    "granite-moe": (
-        "granitemoe",
-        {
-            "expert_count": 6,
-            "expert_used_count": 4,
-            "attention.scale": 0.1,
-            "embedding_scale": 8.0,
-            "residual_scale": 0.22,
-            "logit_scale": 2.0,
-        },
-    ),
-    "olmo2": ("olmo2", {}),
-    "olmo3": (
-        "olmo2",
-        {
-            "attention.sliding_window": 40,
-            "attention.sliding_window_pattern": [True, False],
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 0.5,
-        },
-    ),
-    "olmoe": ("olmoe", {"expert_count": 7, "expert_used_count": 6}),
-    "seed-oss": ("seed_oss", {}),
-    "glm4": ("glm4", {"rope.dimension_count": 8}),
-    "glm": ("chatglm", {"rope.dimension_count": 16}),
-    "smollm3": ("smollm3", {"rope.freq_base": 2e6}),
-    "exaone4": (
-        "exaone4",
-        {"attention.sliding_window": 50, "attention.sliding_window_pattern": [True, False]},
-    ),
-    "glm4-moe": (
-        "glm4moe",
-        {
-            "rope.dimension_count": 8,
-            "expert_count": 6,
-            "expert_used_count": 4,
-            "expert_feed_forward_length": 40,
-            "expert_shared_count": 1,
-            "expert_gating_func": 2,
-            "expert_weights_scale": 0.75,
-            "expert_weights_norm": True,
-            "leading_dense_block_count": 1,
-            "nextn_predict_layers": 0,
-        },
-    ),
-    "qwen2-moe": (
-        "qwen2moe",
-        {
-            "expert_count": 5,
-            "expert_used_count": 4,
-            "expert_feed_forward_length": 40,
-            "expert_shared_feed_forward_length": 56,
-        },
-    ),
-    "deepseek-v2-lite": ("deepseek2", {**_LATENT, "attention.key_length_mla": 40, "attention.value_length_mla": 40}),
-    "deepseek-v2": ("deepseek2", {**_OLDER_LATENT, "attention.q_lora_rank": 40}),
-}
-
-
-def convert(path: Path, checkpoint: Path, name: str, **more: Any) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
-    architecture, keys = KEYS[name]
-    held = write_gguf(path, architecture, checkpoint, keys=keys, **more)
-    return make_gguf_folder(path), held
-
-
-def parsed(folder: Path) -> DecoderConfig:
-    config = read_config(folder)
-    return find_family(config).parse(config)
-
-
-def opened(folder: Path, dtype: str = "auto", **more: Any) -> PieceByPiece:
-    return open_weights(folder, read_config(folder), load_format="auto", dtype=dtype, **more)[0]
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -265,10 +65,10 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
 def test_scaling_of_llama3(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     """Divide each frequency by its factor in `rope_freqs`, at every length."""
     path = tmp_path / "m.gguf"
-    write_gguf(path, "llama", checkpoints["llama-rope3"], keys={"rope_freqs.weight": _LLAMA3_FACTORS})
+    write_gguf(path, "llama", checkpoints["llama-rope3"], keys={"rope_freqs.weight": LLAMA3_FACTORS})
     rope = parsed(make_gguf_folder(path)).rope
     angles = torch.arange(8) / 8
-    expected = 3 * rope.theta**-angles / torch.from_numpy(_LLAMA3_FACTORS)
+    expected = 3 * rope.theta**-angles / torch.from_numpy(LLAMA3_FACTORS)
     assert torch.allclose(make_rope_table(rope, 5).cos_PR[3], expected.cos(), atol=1e-6)
 
 
@@ -411,81 +211,3 @@ def test_unsupported_models(tmp_path: Path, checkpoints: dict[str, Path], archit
     write_gguf(tmp_path / "m.gguf", architecture, checkpoints["llama"], **more)
     with pytest.raises(ValueError, match=f"{architecture if pre == 'gpt-2' else pre}'; supported are"):
         make_gguf_folder(tmp_path / "m.gguf")
-
-
-@pytest.fixture
-def parts(tmp_path: Path, checkpoints: dict[str, Path]) -> list[Path]:
-    """Several files, written by llama.cpp's own package, with the factors of the rotary embedding in the last one."""
-    write_gguf(tmp_path / "m.gguf", "phi3", checkpoints["phi3"], keys=KEYS["phi3"][1], tensors_each=7)
-    found = sorted(tmp_path.glob("m-*.gguf"))
-    assert len(found) > 2 and not (tmp_path / "m.gguf").exists()
-    assert "rope_factors_long.weight" in read_gguf(found[-1]).tensors
-    return found
-
-
-def test_parts_are_read_as_one_model(tmp_path: Path, parts: list[Path], checkpoints: dict[str, Path]) -> None:
-    """Any part stands for the model, and so does a folder of them, also if all are links to files of other names."""
-    (tmp_path / "whole").mkdir()
-    whole, _ = convert(tmp_path / "whole" / "m.gguf", checkpoints["phi3"], "phi3")
-    expected = opened(whole)
-    linked = tmp_path / "linked"
-    linked.mkdir()
-    for number, path in enumerate(parts):
-        (linked / path.name).symlink_to(path.rename(tmp_path / f"blob{number}"))
-    assert find_gguf(linked) == linked / parts[0].name
-    for named in (linked / parts[0].name, linked / parts[-1].name):
-        folder = make_gguf_folder(named)
-        assert parsed(folder) == parsed(whole)
-        found = opened(folder)
-        for name, tensor in load_tensors(checkpoints["phi3"]).items():
-            assert torch.equal(found.tensor(name, tuple(tensor.shape)), expected.tensor(name, tuple(tensor.shape)))
-        found.check_all_used()
-        assert set(list_served_files(folder)) > {
-            f"model-0000{n + 1}-of-0000{len(parts)}.gguf" for n in range(len(parts))
-        }
-
-
-def test_parts_that_do_not_fit(tmp_path: Path, parts: list[Path]) -> None:
-    """Refuse a model without one of its parts, a part under another name or number, and one that is there twice."""
-    first, second, *_, last = parts
-    data = second.read_bytes()
-    second.unlink()
-    with pytest.raises(ValueError, match=rf"{second.name} cannot be read: No such file"):
-        make_gguf_folder(first)
-    second.write_bytes(last.read_bytes())
-    with pytest.raises(ValueError, match=rf"{second.name} .*'split\.no' is {len(parts) - 1}, by its name it is 1"):
-        make_gguf_folder(first)
-    second.write_bytes(first.read_bytes().replace(uint16_key("split.no", 0), uint16_key("split.no", 1)))
-    with pytest.raises(ValueError, match=rf"{second.name} .*tensor \S+ is in {first.name}, too"):
-        make_gguf_folder(first)
-    second.write_bytes(data)
-    (tmp_path / "other.gguf").write_bytes(first.read_bytes())
-    with pytest.raises(ValueError, match=rf"other\.gguf .*'split\.count' is {len(parts)} \(NAME-00001-of-0000"):
-        make_gguf_folder(tmp_path / "other.gguf")
-    with pytest.raises(ValueError, match=rf"several GGUF files, name one of them: {first.name}, other\.gguf$"):
-        find_gguf(tmp_path)
-    total = sum(len(read_gguf(path).tensors) for path in parts)
-    changed = first.read_bytes().replace(int32_key("split.tensors.count", total), int32_key("split.tensors.count", 99))
-    first.write_bytes(changed)
-    with pytest.raises(ValueError, match=rf"'split\.tensors\.count' is 99, but {total} are there"):
-        make_gguf_folder(first)
-
-
-def uint16_key(name: str, value: int) -> bytes:
-    return name.encode() + struct.pack("<IH", 2, value)
-
-
-def int32_key(name: str, value: int) -> bytes:
-    return name.encode() + struct.pack("<Ii", 5, value)
-
-
-def test_folders(tmp_path: Path) -> None:
-    """Find the only file of a folder; name them if there are several; look no further beside safetensors."""
-    assert find_gguf(tmp_path) is None
-    (tmp_path / "a.gguf").touch()
-    assert find_gguf(tmp_path) == tmp_path / "a.gguf"
-    (tmp_path / "b.gguf").touch()
-    with pytest.raises(ValueError, match=r"several GGUF files, name one of them: a\.gguf, b\.gguf"):
-        find_gguf(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    assert find_gguf(tmp_path) is None
