@@ -71,6 +71,7 @@ class Followers:
         self._all: list[Follower] = []
         self._end_process = end_process
         self._is_closing = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._is_loading = size > 1
         store = None if size == 1 else os.memfd_create("ranks")
         self.leader = RankPlace(0, size, f"quipu-{os.getpid()}-{secrets.token_hex(6)}", store)
@@ -81,7 +82,7 @@ class Followers:
             self.close()
             raise
         if self._all:
-            threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+            self._watching.start()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -147,6 +148,9 @@ class Followers:
         for follower in self._all:
             follower.process.kill()
             follower.process.wait()
+        if self._watching.is_alive():
+            self._watching.join()  # it may be reading the last words of one that ended by itself
+        for follower in self._all:
             follower.passes.close()
             follower.moves.close()
             os.close(follower.last_words)
@@ -181,6 +185,8 @@ class Followers:
             with suppress(ProcessLookupError):
                 by_fd[pidfd := os.pidfd_open(follower.process.pid)] = follower
                 poll.register(pidfd, select.POLLIN)
+        if not by_fd:
+            return
         found, _ = poll.poll()[0]
         ended = by_fd[found]
         for pidfd in by_fd:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quipu.kernels.step_errors import RankLost, is_context_lost
-from quipu.kernels.vllm_runner.followers import Followers
+from quipu.kernels.vllm_runner.followers import Follower, Followers
 from tests.kernels.kernel_checkpoints import backend_config
 from tests.processes import eventually, has_ended
 from tests.tiny import TINY
@@ -137,6 +137,26 @@ def test_reason_while_loading(followers: Followers, ended: Ended) -> None:
         followers.receive_each(Description)
     followers.close()
     assert not ended.is_over.is_set()
+
+
+def test_closing_while_a_reason_is_read(followers: Followers, ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing waits for whoever reads why a rank has ended, and nothing fails."""
+    is_reading, may_read, words = threading.Event(), threading.Event(), Follower.words
+
+    def read(follower: Follower) -> str:
+        is_reading.set()
+        may_read.wait(5)
+        return words(follower)
+
+    monkeypatch.setattr(Follower, "words", read)
+    followers.tell(End(1, "ValueError: no such tensor"))
+    assert is_reading.wait(5)
+    closing = threading.Thread(target=followers.close)
+    closing.start()
+    closing.join(0.2)
+    may_read.set()
+    closing.join(5)
+    assert not closing.is_alive() and not ended.is_over.is_set()
 
 
 def test_memory_is_short_while_loading(followers: Followers) -> None:
