@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -9,7 +11,7 @@ import torch
 
 from . import program
 from .program import Bounds, Op
-from .recorded import RecordedOp, Values
+from .recorded import Place, RecordedOp, Values
 
 _LINE = 32
 """Number of bfloat16 elements in a cache line."""
@@ -99,6 +101,28 @@ def compile_op(call: RecordedOp, widths: list[int], memory: dict[int, torch.Tens
                 rounded = bool(call.fields.get(f"{name}_rounded"))
                 setattr(op, f"{name}_stride", _stride(widths[place.value], rounded=rounded))
     return op
+
+
+def join_heads(ops: ctypes.Array[Op], calls: Sequence[RecordedOp]) -> None:
+    """Let each product of the heads of queries, keys and values, and the attention that alone reads them, know each
+    other. For many rows the product gives them to attention itself (`heads_are_taken` in csrc/program.h)."""
+    readers = Counter(value for call in calls for value in call.read)
+    for index, (product, attend) in enumerate(pairwise(calls)):
+        if attend.kind == program.ATTEND and _makes_heads(product, attend) and readers[product.y.value] == 3:
+            ops[index].joined, ops[index + 1].joined = ctypes.addressof(ops[index + 1]), ctypes.addressof(ops[index])
+
+
+def _makes_heads(product: RecordedOp, attend: RecordedOp) -> bool:
+    width, num_heads, num_kv_heads = (attend.fields[name] for name in ("width", "num_heads", "num_kv_heads"))
+    value = product.y.value
+    places = [Place(value, 0), Place(value, num_heads * width), Place(value, (num_heads + num_kv_heads) * width)]
+    return (
+        product.kind == program.LINEAR
+        and product.z is None
+        and bool(attend.fields.get("fused_rope"))
+        and [attend.x, attend.z, attend.v] == places
+        and product.fields["out_width"] == (num_heads + 2 * num_kv_heads) * width
+    )
 
 
 def _stride(width: int, *, rounded: bool) -> int:

@@ -30,7 +30,7 @@ def each_kernel_once(program: Program) -> Program:
     kept = (Op * len(first))(*first.values())
     for op in kept:
         op.no_barrier = 0  # another operation may follow now
-    return attrs.evolve(program, draw=kept)
+    return attrs.evolve(program, draw=kept, memory=[*program.memory, program.draw])  # to which operations point
 
 
 @torch.inference_mode()

@@ -56,7 +56,7 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
         *(
             (name, ctypes.c_void_p)
-            for name in ("matrices", "dispatch", "norm", "key_norm", "v", "scratch", "raw", "pass")
+            for name in ("matrices", "dispatch", "norm", "key_norm", "v", "scratch", "raw", "pass", "joined")
         ),
     )
 

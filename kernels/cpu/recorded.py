@@ -85,7 +85,7 @@ class Program:
     """From the last layer to logits, for tokens selected after `trunk` has run."""
     logits_MV: torch.Tensor
     """Written by `draw` and `head`."""
-    memory: list[torch.Tensor | Packed]
+    memory: list[torch.Tensor | Packed | ctypes.Array[Op]]
     """All memory that operations have pointers to."""
     workspace: list[torch.Tensor]
     """The part of this memory that passes write to."""

@@ -19,7 +19,7 @@ from ..kv_cache import KVCache
 from ..models.families import Model
 from .adapted_products import AdaptedProducts
 from .fusing import fuse
-from .layout import compile_op, lay_out, remove_barriers
+from .layout import compile_op, join_heads, lay_out, remove_barriers
 from .narrowing import narrowed, through_last_attention
 from .packing import PackedWeights
 from .program import Bounds, Op
@@ -56,7 +56,9 @@ def record(
     memory = lay_out([*keys, *narrow, *after, *head], recorder.values, bounds, kept, shared)
 
     def array(calls: list[RecordedOp]) -> ctypes.Array[Op]:
-        return (Op * len(calls))(*(compile_op(call, recorder.values.widths, memory) for call in calls))
+        ops = (Op * len(calls))(*(compile_op(call, recorder.values.widths, memory) for call in calls))
+        join_heads(ops, calls)
+        return ops
 
     return Program(
         keys=array(keys),

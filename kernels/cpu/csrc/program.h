@@ -87,6 +87,8 @@ struct Op {
     float* scratch;         // memory for as many rows: linear's x after the norm
     float* raw;             // memory for as many rows: linear's y before the activation
     const struct Pass* pass;  // linear with v: of this step; set while it runs
+    const Op* joined;         // linear: the attend with fused_rope that alone reads y, whose columns are the heads of queries, keys and
+                              // values; attend: this linear. Or null. See heads_are_taken
 };
 
 // The columns of one pass; see StepBatch in ../../batch.py.
@@ -166,6 +168,14 @@ inline bool is_needed(const Op& op, const Pass& pass, int64_t first, int64_t las
     return column > op.drawn_columns || any_drawn(pass, first, last);
 }
 
+// Whether `product` itself gives its heads to the attention that reads them: it rotates queries, which it scales and stores rounded in
+// y, and writes keys and values. The many rows of a prompt would else go through memory once more.
+constexpr int64_t kKeptRows = 128;  // up to so many stay in the caches
+inline bool heads_are_taken(const Op& product, const Op& attend, const Pass& pass) {
+    bool pairs = product.stored == kBfloat16 && attend.stored != kFloat32;
+    return pairs && pass.num_tokens > kKeptRows && attend.width % 32 == 0;
+}
+
 inline int64_t num_rows(const Op& op, const Pass& pass) { return op.on_logits_rows ? pass.num_logits : pass.num_tokens; }
 
 void embed(const Op&, const Pass&, const Worker&);
@@ -183,6 +193,9 @@ void add(const Op&, const Pass&, const Worker&);
 void rotate_query(const Op&, const Pass&, int64_t token, int64_t head, float* to);  // parts of attend with fused_rope
 void rotate_and_write(const Op&, const Pass&, int64_t token, int64_t kv_head);     // one key, and with it its value
 void rotate_and_write(const Op&, const Pass&, const Worker&);                      // this thread's share of all
+// A part of linear, for heads_are_taken: gives a head of `count` tokens from `token` on to attention, which changes x, where each token's
+// is `width` after the one before. Heads are numbered across queries, keys and values.
+void take_head(const Op& attend, const Pass&, int64_t token, int64_t count, int64_t head, float* x);
 void gelu_mul(const Op&, const Pass&, const Worker&);
 void soft_cap(const Op&, const Pass&, const Worker&);
 void sigmoid_mul(const Op&, const Pass&, const Worker&);

@@ -260,6 +260,7 @@ void attend(const Op& original, const Pass& pass, const Worker& worker) {
     Op op = original;
     if (op.keys == op.values) op.num_kv_heads = head_groups(op, pass, worker.num_threads);
     bool pairs = attend_bf16 && op.stored != kFloat32;
+    if (pairs && op.joined && heads_are_taken(*op.joined, op, pass)) op.fused_rope = 0, op.x_rounded = 1, op.x_stride *= 2;
     // A step that only decodes needs no barrier between writing the cache and reading it.
     bool written_by_reader = op.fused_rope && !pairs && one_piece_per_head(op, pass, kRowsPerPiece);
     if (op.fused_rope && !written_by_reader) {

@@ -67,12 +67,21 @@ struct PieceRows {
     bf16* weights(int64_t r) { return scratch.weights.data() + r * kWeightStride; }
     float* results(int64_t r) { return scratch.results.data() + r * stride; }
 
+    void find_query_of(int64_t r) {
+        if (op.x_rounded) {
+            const bf16* query = reinterpret_cast<const bf16*>(op.x) + token(r) * op.x_stride + head(r) * op.width;
+            memcpy(queries(r), query, op.width * sizeof(bf16));
+            std::fill(queries(r) + op.width, queries(r) + padded_width, 0);
+            return;
+        }
+        float* query = scratch.query.data();
+        find_query(op, pass, token(r), head(r), query);
+        for (int64_t i = 0; i < op.width; i++) query[i] *= op.scale;
+        round_row(query, padded_width, queries(r));
+    }
     void start() {
         for (int64_t r = 0; r < count(); r++) {
-            float* query = scratch.query.data();
-            find_query(op, pass, token(r), head(r), query);
-            for (int64_t i = 0; i < op.width; i++) query[i] *= op.scale;
-            round_row(query, padded_width, queries(r));
+            find_query_of(r);
             load_state(op, piece, token(r), head(r), results(r), padded_width, &scratch.maxima[r], &scratch.sums[r]);
         }
     }

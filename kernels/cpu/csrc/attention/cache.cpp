@@ -11,13 +11,23 @@
 
 namespace {
 
+// Where a head of the block of token `n` begins.
 template <class T>
-void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
+T* head_at(void* cache, const Op& op, const Pass& pass, int64_t n, int64_t head) {
+    int64_t bytes = head_bytes(op.stored, pass.block_size, op.width);
+    return reinterpret_cast<T*>(static_cast<char*>(cache) + (pass.blocks[n] * op.num_kv_heads + head) * bytes);
+}
+
+template <class T>
+void write_key(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k) {
     int64_t slot = pass.positions[n] % pass.block_size;
-    int64_t first = (pass.blocks[n] * op.num_kv_heads + head) * pass.block_size * op.width;
-    T *keys = static_cast<T*>(op.keys) + first, *values = static_cast<T*>(op.values) + first + slot * op.width;
+    T* keys = head_at<T>(op.keys, op, pass, n, head);
     bool transposed = keys_are_transposed(op, pass);
     for (int64_t i = 0; i < op.width; i++) narrow(k[i], keys + key_offset<T>(transposed, op.width, slot, i));
+}
+template <class T>
+void write_value(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* v) {
+    T* values = head_at<T>(op.values, op, pass, n, head) + pass.positions[n] % pass.block_size * op.width;
     for (int64_t i = 0; i < op.width; i++) narrow(v[i], values + i);
 }
 
@@ -40,27 +50,35 @@ float round_head(const float* x, int64_t width, int8_t* to) {
     return step;
 }
 template <>
-void write<int8_t>(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
+void write_key<int8_t>(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k) {
     static thread_local Buffer<int8_t> codes;
     codes.resize(op.width);
     int64_t slot = pass.positions[n] % pass.block_size;
-    int64_t first = (pass.blocks[n] * op.num_kv_heads + head) * head_bytes(kInt8, pass.block_size, op.width);
-    int8_t *keys = static_cast<int8_t*>(op.keys) + first, *values = static_cast<int8_t*>(op.values) + first;
-    int64_t scale = pass.block_size * op.width + slot * static_cast<int64_t>(sizeof(float));
+    int8_t* keys = head_at<int8_t>(op.keys, op, pass, n, head);
     float step = round_head(k, op.width, codes.data());
     bool transposed = keys_are_transposed(op, pass);
     for (int64_t i = 0; i < op.width; i++) keys[key_offset<int8_t>(transposed, op.width, slot, i)] = codes[i];
-    memcpy(keys + scale, &step, sizeof step);
-    step = round_head(v, op.width, values + slot * op.width);
-    memcpy(values + scale, &step, sizeof step);
+    memcpy(keys + pass.block_size * op.width + slot * sizeof step, &step, sizeof step);
 }
-void write(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k, const float* v) {
-    if (op.stored == kInt8) return write<int8_t>(op, pass, n, head, k, v);
-    if (op.stored == kBfloat16) write<bf16>(op, pass, n, head, k, v);
-    else write<float>(op, pass, n, head, k, v);
+template <>
+void write_value<int8_t>(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* v) {
+    int64_t slot = pass.positions[n] % pass.block_size;
+    int8_t* values = head_at<int8_t>(op.values, op, pass, n, head);
+    float step = round_head(v, op.width, values + slot * op.width);
+    memcpy(values + pass.block_size * op.width + slot * sizeof step, &step, sizeof step);
+}
+void write_key(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k) {
+    if (op.stored == kInt8) write_key<int8_t>(op, pass, n, head, k);
+    else if (op.stored == kBfloat16) write_key<bf16>(op, pass, n, head, k);
+    else write_key<float>(op, pass, n, head, k);
+}
+void write_value(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* v) {
+    if (op.stored == kInt8) write_value<int8_t>(op, pass, n, head, v);
+    else if (op.stored == kBfloat16) write_value<bf16>(op, pass, n, head, v);
+    else write_value<float>(op, pass, n, head, v);
 }
 
-// Writes the keys and values of `kSlots` tokens that fill a panel, from token `n` on.
+// Writes the keys of `kSlots` tokens that fill a panel, from token `n` on.
 template <class T>
 void write_panel(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k) {
     static thread_local Buffer<T> rounded;
@@ -68,16 +86,15 @@ void write_panel(const Op& op, const Pass& pass, int64_t n, int64_t head, const 
     const uint32_t* rows[kSlots];
     for (int64_t i = 0; i < kSlots * op.width; i++) narrow(k[i], rounded.data() + i);
     for (int64_t i = 0; i < kSlots; i++) rows[i] = reinterpret_cast<const uint32_t*>(rounded.data() + i * op.width);
-    int64_t slot = pass.positions[n] % pass.block_size, words = op.width * static_cast<int64_t>(sizeof(T)) / 4;
-    int64_t first = ((pass.blocks[n] * op.num_kv_heads + head) * pass.block_size + slot) * op.width;
-    uint32_t* panel = reinterpret_cast<uint32_t*>(static_cast<T*>(op.keys) + first);
+    int64_t words = op.width * static_cast<int64_t>(sizeof(T)) / 4;
+    T* first = head_at<T>(op.keys, op, pass, n, head) + pass.positions[n] % pass.block_size * op.width;
+    uint32_t* panel = reinterpret_cast<uint32_t*>(first);
     for (int64_t word = 0; word < words; word += kTranspose)
         for (int64_t i = 0; i < kSlots; i += kTranspose) transpose(rows + i, word, panel + word * kSlots + i, kSlots);
-    T* values = static_cast<T*>(op.values) + first;
-    for (int64_t i = 0; i < kSlots; i++) {
-        const float* v = op.v + (n + i) * op.x_stride + head * op.width;
-        for (int64_t j = 0; j < op.width; j++) narrow(v[j], values + i * op.width + j);
-    }
+}
+void write_panel(const Op& op, const Pass& pass, int64_t n, int64_t head, const float* k) {
+    if (op.stored == kBfloat16) write_panel<bf16>(op, pass, n, head, k);
+    else write_panel<float>(op, pass, n, head, k);
 }
 
 // Whether the `kSlots` tokens from `n` on, all before `end`, fill a panel of transposed keys.
@@ -101,8 +118,10 @@ void rotate_key(const Op& op, const Pass& pass, int64_t n, int64_t head, float* 
 
 void write_kv(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++)
-        for (int64_t h = 0; h < op.num_kv_heads; h++)
-            write(op, pass, s.begin, h, op.x + s.begin * op.x_stride + h * op.width, op.z + s.begin * op.z_stride + h * op.width);
+        for (int64_t h = 0; h < op.num_kv_heads; h++) {
+            write_key(op, pass, s.begin, h, op.x + s.begin * op.x_stride + h * op.width);
+            write_value(op, pass, s.begin, h, op.z + s.begin * op.z_stride + h * op.width);
+        }
 }
 
 void rotate_query(const Op& op, const Pass& pass, int64_t n, int64_t head, float* to) {
@@ -113,7 +132,8 @@ void rotate_and_write(const Op& op, const Pass& pass, int64_t n, int64_t head) {
     static thread_local Buffer<float> key;
     key.resize(op.width);
     rotate_key(op, pass, n, head, key.data());
-    write(op, pass, n, head, key.data(), op.v + n * op.x_stride + head * op.width);
+    write_key(op, pass, n, head, key.data());
+    write_value(op, pass, n, head, op.v + n * op.x_stride + head * op.width);
 }
 
 void rotate_and_write(const Op& op, const Pass& pass, const Worker& worker) {
@@ -134,9 +154,30 @@ void rotate_and_write(const Op& op, const Pass& pass, const Worker& worker) {
                 continue;
             }
             for (int64_t i = 0; i < kSlots; i++) rotate_key(op, pass, s.begin + i, h, keys.data() + i * op.width);
-            if (op.stored == kBfloat16) write_panel<bf16>(op, pass, s.begin, h, keys.data());
-            else write_panel<float>(op, pass, s.begin, h, keys.data());
+            write_panel(op, pass, s.begin, h, keys.data());
+            for (int64_t i = 0; i < kSlots; i++) write_value(op, pass, s.begin + i, h, op.v + (s.begin + i) * op.x_stride + h * op.width);
         }
         s.begin += whole ? kSlots : 1;
+    }
+}
+
+void take_head(const Op& op, const Pass& pass, int64_t n, int64_t count, int64_t head, float* x) {
+    int64_t width = op.width, key = head - op.num_heads, value = key - op.num_kv_heads, end = n + count;
+    if (value >= 0) {
+        for (; n < end; n++, x += width) write_value(op, pass, n, value, x);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) norm_and_rotate(op, pass.positions[n + i], x + i * width, key < 0 ? op.norm : op.key_norm, x + i * width);
+    for (int64_t step; n < end; n += step, x += step * width) {
+        step = 1;
+        if (key < 0) {
+            bf16* to = reinterpret_cast<bf16*>(const_cast<float*>(op.x) + n * op.x_stride) + head * width;
+            for (int64_t i = 0; i < width; i++) narrow(x[i] * op.scale, to + i);
+        } else if (fill_panel(op, pass, n, end)) {
+            write_panel(op, pass, n, key, x);
+            step = kSlots;
+        } else {
+            write_key(op, pass, n, key, x);
+        }
     }
 }

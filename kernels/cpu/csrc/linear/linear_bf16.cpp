@@ -90,6 +90,24 @@ void finish_activated(const Op& op, int64_t row, int64_t m, int64_t num_rows, in
         }
 }
 
+// Gives the heads in some panels to attention.
+void finish_heads(const Op& op, const Pass& pass, int64_t row, int64_t m, int64_t num_rows, int64_t first, int64_t panels, const PanelSums& sums) {
+    static thread_local Buffer<float> kept;
+    const Op& attend = *op.joined;
+    int64_t width = attend.width, of_head = width / kPanel;
+    kept.resize(std::max<size_t>(kept.size(), num_rows * width));
+    for (int64_t panel = 0; panel < panels; panel += of_head) {
+        float* to = kept.data();
+        for (int64_t r = m; r < m + num_rows; r++)
+            for (int64_t i = 0; i < width; i += kLanes, to += kLanes) {
+                Vec y = load(sums.at(panel + i / kPanel, r) + i % kPanel);
+                if (op.bias) y = y + load(op.bias + (first + panel) * kPanel + i);
+                store(to, y);
+            }
+        take_head(attend, pass, row + m, num_rows, (first + panel) / of_head, kept.data());
+    }
+}
+
 }  // namespace
 
 void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
@@ -100,11 +118,14 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t x_stride = row_stride(op), num_k = op.width + op.width % 2;
     int64_t parts = op.activation ? 2 : 1, num_panels = divide_up(op.out_width / parts, kPanel);
     int64_t slice = Pairs::slice(num_rows, num_k);
-    int64_t together = std::max<int64_t>(Pairs::panels_together(num_rows, num_k) / parts, 1);
+    bool gives_heads = op.joined && heads_are_taken(op, *op.joined, pass);
+    int64_t unit = gives_heads ? op.joined->width / kPanel : 1;  // panels that are not divided
+    int64_t together = std::max<int64_t>(Pairs::panels_together(num_rows, num_k) / parts / unit, 1);
     Division by{Pairs::rows_together(slice), Pairs::kKeepsRows ? Pairs::kRowsAtOnce : 1, together, Pairs::kKeepsRows, Pairs::is_many(num_rows)};
     Pairs pairs;
     bool streamed = is_streamed(op, num_rows);
-    for_each_piece(num_rows, num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t first, int64_t panels) {
+    for_each_piece(num_rows, num_panels / unit, by, worker, [&](int64_t row, int64_t rows, int64_t first_unit, int64_t units) {
+        int64_t first = first_unit * unit, panels = units * unit;
         auto panel_of = [&](int64_t i) { return weight + (i / panels * num_panels + first + i % panels) * kPanel * num_k; };
         kept.resize(std::max<size_t>(kept.size(), parts * panels * rows * kPanel));
         PanelSums sums{kept.data(), rows};
@@ -145,7 +166,8 @@ void linear_bf16(const Op& op, const Pass& pass, const Worker& worker) {
             bool is_added = !further_rows.empty() && further_rows[step++].any();
             for (int64_t part = 0; op.v && !is_added && part < parts; part++)
                 add_low_rank(op, row + m, count, part * num_panels + first, panels, {sums.at(part * panels, m), kPanel, rows * kPanel});
-            if (op.activation) finish_activated(op, row, m, count, first, panels, sums);
+            if (gives_heads) finish_heads(op, pass, row, m, count, first, panels, sums);
+            else if (op.activation) finish_activated(op, row, m, count, first, panels, sums);
             else if (streamed) finish<true>(op, row, m, count, first, panels, sums);
             else finish<false>(op, row, m, count, first, panels, sums);
         });
