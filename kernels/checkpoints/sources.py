@@ -82,10 +82,16 @@ class StoredSource:
         parts = [part for matrix in matrices.values() for part in matrix.stored]
         self._sharing = Counter(parts)
         """How many matrices are decoded from each part."""
-        self._waiting = Counter(part.name for part in parts)
+        self._names = {tensor: name for name, tensor in stored.items()}
+        """By which a model may know a tensor otherwise than its file does."""
+        self._waiting = Counter(map(self._name, parts))
         """How many of those of each stored tensor have not been asked for."""
         self._checked: set[str] = set()
-        self._plain = stored.keys() - {part.name for matrix in matrices.values() for part in matrix.stored}
+        self._plain = stored.keys() - self._waiting.keys()
+
+    def _name(self, part: StoredTensor) -> str:
+        """Return the name of what matrices are decoded from; a part of a tensor has the whole one's."""
+        return self._names.get(part, part.name)
 
     def check(self, name: str, shape: Shape) -> None:
         matrix = self._matrices.get(name)
@@ -99,7 +105,7 @@ class StoredSource:
             raise self._error(unsupported_dtype(tensor))
         if name not in self._checked:
             self._checked.add(name)
-            self._waiting.subtract(() if matrix is None else (part.name for part in matrix.stored))
+            self._waiting.subtract(() if matrix is None else map(self._name, matrix.stored))
 
     def copy(self, name: str, first: int, out: torch.Tensor) -> None:
         matrix, count = self._matrices.get(name), len(out)
@@ -145,7 +151,7 @@ class StoredSource:
 
     def check_all_used(self, ignore: frozenset[str]) -> None:
         ignored = set(ignore).union(
-            part.name for name in ignore & self._matrices.keys() for part in self._matrices[name].stored
+            self._name(part) for name in ignore & self._matrices.keys() for part in self._matrices[name].stored
         )
         # Some older checkpoints contain rotary frequencies, which follow from the config.
         used = self._checked.union(name for name, count in self._waiting.items() if not count)
