@@ -70,6 +70,8 @@ _HARMONY_REASONING = {
     "content": "text",
 }
 _LLAMA = _calls(_call(r"\s*<\|python_tag\|>", is_bare=True))
+_LLAMA4 = _calls(_call(r"\s*(?:<\|python_tag\|>|<\|python_start\|>\s*<\|python_end\|>)", is_bare=True))
+"""Llama 4's template writes calls behind the text of their message, which is between two tokens."""
 
 
 def deepseek_token(name: str) -> str:
@@ -107,7 +109,7 @@ TOOL_CALLS: dict[str, Spec] = {
     "granite": _calls(_call(r"\s*(?:<\|tool_call\|>|<tool_call>)")),
     "hermes": _HERMES,
     "llama3_json": _LLAMA,
-    "llama4_json": _LLAMA,
+    "llama4_json": _LLAMA4,
     "mistral": _calls(
         _call(r"\s*\[TOOL_CALLS\]"),
         _named_call(r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}\s\"]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?"),
@@ -150,6 +152,7 @@ CALLS_BY_CHAT_TEMPLATE = (
     (("<tool_call>",), "hermes"),
     (("<|python_tag|>",), "llama3_json"),
     (("<|start_header_id|>ipython",), "llama3_json"),
+    (("<|header_start|>ipython",), "llama4_json"),
 )
 """Texts that a chat template contains and the format that they show together. The first match counts."""
 REASONING_BY_CHAT_TEMPLATE = (

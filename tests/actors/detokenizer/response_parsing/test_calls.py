@@ -187,6 +187,9 @@ def test_bare_calls() -> None:
     llama = template_of("llama3_json")
     assert parse(llama, '{"name": "f", "parameters": {"a": 1}}').calls == [("f", '{"a": 1}')]
     assert parse(llama, 'See {"name": "f", "parameters": {}}').calls == []
+    call = '{"name": "f", "parameters": {"a": 1}}'
+    for opening in ("", "<|python_tag|>", "<|python_start|><|python_end|>"):
+        assert parse(template_of("llama4_json"), opening + call).calls == [("f", '{"a": 1}')]
     parser = ResponseParser(llama, TOOLS, ())
     assert "".join(event.source for event in parser.push(1, '{"city": "Pa')) == '{"city": "Pa'
 

@@ -69,6 +69,7 @@ def test_every_shipped_format() -> None:
         ("<|tool_call>call:", "gemma4", None),
         ("<|tool|>{{ message.tools }}<|/tool|>", "phi4_mini_json", None),
         ("<|start_header_id|>ipython<|end_header_id|>", "llama3_json", None),
+        ("<|python_start|><|python_end|> <|header_start|>ipython<|header_end|>", "llama4_json", None),
         ("<\uff5ctool\u2581sep\uff5c>{{ name }}\n```json", "deepseek_v3", None),
         ("<\uff5ctool\u2581sep\uff5c>{{ arguments }}", "deepseek_v31", None),
         ("<|channel|>analysis<|message|> <|channel|>commentary ", "openai", "openai_gptoss"),
