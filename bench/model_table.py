@@ -73,7 +73,8 @@ _EXPERTS = {"num_experts_per_tok": 2, "n_shared_experts": 0, "n_group": 1, "topk
 _LATENT = {"kv_lora_rank": 256, "q_lora_rank": None, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
 _BY_DEFAULT = (
     *("layer_types", "rope_parameters", "rope_scaling", "no_rope_layers", "mlp_only_layers", "sliding_window"),
-    *("mamba_d_head", "head_dim", "qk_head_dim", "per_layer_config"),
+    *("mamba_d_head", "head_dim", "qk_head_dim", "per_layer_config", "moe_layers"),
+    *("attention_chunk_size", "floor_scale", "attn_scale"),
 )
 """Entries that depend on the shape: the family's own defaults take their place."""
 PREFILL, CONTEXT, STREAMS, BLOCK_SIZE = 512, 256, 8, 16
@@ -154,6 +155,8 @@ def in_shape(architecture: str, shape: Mapping[str, Any]) -> dict[str, Any]:
             width = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
             changed |= {count: 8, width: shape["intermediate_size"] // 2}
             changed |= {name: value for name, value in _EXPERTS.items() if name in config}
+    if config.get("intermediate_size_mlp"):
+        changed["intermediate_size_mlp"] = shape["intermediate_size"]
     if config.get("num_kv_shared_layers") is not None:
         changed |= {
             "num_kv_shared_layers": 0,

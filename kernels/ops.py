@@ -66,6 +66,9 @@ class Choice:
 
     is_sigmoid: bool = False
     """Whether the sigmoids of scores are weights, else their softmax over all experts."""
+    scales_inputs: bool = False
+    """Whether an expert's input is multiplied with its weight, instead of its result. Then the largest scores are
+    chosen, as without `is_sigmoid`."""
     bias_X: torch.Tensor | None = None
     """Added to weights where experts are chosen, in float32, but not to the weights of those chosen."""
     num_groups: int = 1
@@ -164,14 +167,16 @@ class Ops(Protocol):
         *,
         scale: float,
         window: int | None = None,
+        in_chunks: bool = False,
         soft_cap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute causal attention of each token to its own sequence, after `write_kv` of the layer: o_NHE.
 
         A score is q.k * `scale`; a soft cap c turns it into c * tanh(score / c). With a window w a token sees the last
-        w tokens only, including itself. Consecutive groups of H/K query heads share a key/value head. A head's sink is
-        a score that joins the sum by which weights are divided, but has no value (Xiao et al., arXiv:2309.17453).
+        w tokens only, including itself; with `in_chunks` those of its own chunk of w, which begin at multiples of w.
+        Consecutive groups of H/K query heads share a key/value head. A head's sink is a score that joins the sum by
+        which weights are divided, but has no value (Xiao et al., arXiv:2309.17453).
         """
         ...
 

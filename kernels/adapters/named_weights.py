@@ -19,7 +19,7 @@ from ..checkpoints.weights import Shape, Weights
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 _FIXED = (
-    *(".mlp.gate", ".mlp.router", ".mlp.shared_expert_gate", ".self_attn.kv_b_proj"),
+    *(".mlp.gate", ".mlp.router", ".mlp.shared_expert_gate", ".feed_forward.router", ".self_attn.kv_b_proj"),
     *(".block_sparse_moe.gate", ".block_sparse_moe.router.layer", ".router.proj", ".embed_tokens_per_layer"),
 )
 _EXPERT = re.compile(r"\.experts\.\d+\.")

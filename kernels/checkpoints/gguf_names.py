@@ -72,6 +72,15 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_LLAMA4 = {
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    "ffn_gate_inp": "feed_forward.router",
+    "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+    "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+    "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+}
 _QWEN2_MOE = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -90,6 +99,7 @@ _BY_ARCHITECTURE = {
     "glm4": _GLM4,
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
+    "llama4": _LLAMA4,
     "olmo2": _AFTER,
     "qwen2moe": _QWEN2_MOE,
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
@@ -104,7 +114,7 @@ _WHOLE = {
     "exp_probs_b.weight": "mlp.gate.e_score_correction_bias",
 }
 """Tensors that are no weights or biases of a module."""
-_EXPERTS_OF = {"granitemoe": "block_sparse_moe.", "gemma4": ""}
+_EXPERTS_OF = {"granitemoe": "block_sparse_moe.", "gemma4": "", "llama4": "feed_forward."}
 """What the experts are in, if it is not `mlp`."""
 _STACKED = {
     "ffn_gate_exps": ("gate_proj",),

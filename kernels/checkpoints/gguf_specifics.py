@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from .gguf_file import GgufFile
+from .gguf_file import GgufFile, shown
 from .gguf_grouped import read_deepseek2, read_glm4_moe
 from .gguf_keys import Keys, has, taken
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
+    "llama4": "Llama4ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -58,6 +59,15 @@ _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 _CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = {**_CHOICE, "expert_feed_forward_length": "moe_intermediate_size"}
 _DENSE = re.compile(r"blk\.(\d{1,6})\.ffn_gate\.weight")
+_MIXED = re.compile(r"blk\.(\d{1,6})\.ffn_gate_inp\.weight")
+_OF_LLAMA4 = {
+    "attention.sliding_window": (None, 8192),
+    "attention.sliding_window_pattern": (None, 4),
+    "expert_gating_func": (None, 0, 2),
+}
+"""Keys of Llama 4 by the values that llama.cpp computes with, which has constants for chunks and temperatures."""
+_MAVERICK = 128
+"""Experts of the only Llama 4 that does not norm queries and keys, as llama.cpp knows it."""
 
 
 def architectures_of(family: str) -> list[str]:
@@ -88,6 +98,26 @@ def _llama(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]
     if window is not None:
         return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
     return {"attention_bias": has(file, "attn_q.bias")}
+
+
+def _llama4(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries. Which layers are mixtures is seen by their tensors, as `interleave_moe_layer_step` says."""
+    for name, computed in _OF_LLAMA4.items():
+        if (value := keys.take(name)) not in computed:
+            raise ValueError(f"key 'llama4.{name}' {shown(value)} is not supported")
+    theta = config["rope_parameters"]["rope_theta"]
+    if keys.number("rope.freq_base_swa", theta) != theta:
+        raise ValueError("key 'llama4.rope.freq_base_swa' differs from rope.freq_base")
+    keys.take("interleave_moe_layer_step")
+    num_experts = keys.whole("expert_count")
+    return {
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "intermediate_size": keys.whole("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "moe_layers": sorted(int(found[1]) for name in file.tensors if (found := _MIXED.fullmatch(name))),
+        "use_qk_norm": num_experts != _MAVERICK,
+    }
 
 
 def _qwen3(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -214,6 +244,7 @@ def _glm4(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 _READERS: dict[str, Callable[[GgufFile, Keys, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
+    "llama4": _llama4,
     "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,

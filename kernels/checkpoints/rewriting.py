@@ -33,6 +33,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 _NEVER = (
     r"re:.*\.mlp\.(shared_expert_)?gate$",
     r"re:.*\.block_sparse_moe\.(gate|router\.layer)$",
+    r"re:.*\.feed_forward\.router$",
     r"re:.*\.kv_b_proj$",
     r"re:.*\.router\.proj$",
     r"re:.*\.per_layer_(input_gate|projection|model_projection)$",

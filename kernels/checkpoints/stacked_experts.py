@@ -1,10 +1,10 @@
-"""Reading the experts of gpt-oss, Granite and Gemma 4, stored as one tensor for each kind of matrix of a layer.
+"""Reading the experts of gpt-oss, Granite, Gemma 4 and Llama 4, stored as one tensor for each kind of matrix.
 
 `formats.py` calls this. Models see the matrices and biases of each expert by names of their own, as other families
-store them: `experts.3.gate_proj.weight`. Granite's and Gemma's matrices are `[expert, output, input]`, gate before up.
-In gpt-oss gate and up are interleaved: row 2f of both is row f of the gate. As transformers saves them, matrices are
-`[expert, input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling Formats (MX) Specification", 1.0) they are
-`[expert, output, group, byte]`, with a scale for each group of 32 inputs.
+store them: `experts.3.gate_proj.weight`. Granite's and Gemma's matrices are `[expert, output, input]`, gate before up;
+Llama's `[expert, input, output]`. In gpt-oss gate and up are interleaved: row 2f of both is row f of the gate. As
+transformers saves them, matrices are `[expert, input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling
+Formats (MX) Specification", 1.0) they are `[expert, output, group, byte]`, with a scale for each group of 32 inputs.
 
 What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two.
 """
@@ -28,7 +28,9 @@ _PACKED = _GROUP // 2
 _BIAS, _NAN = 127, 255
 """Of the scales, which are exponents of two."""
 _KINDS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-"""The stored tensors, and the matrices interleaved in each."""
+"""The stored tensors, and the matrices in each."""
+_INTERLEAVED, _HALVES = ".mlp.experts.", ".feed_forward.experts."
+"""What the experts of gpt-oss and Llama 4 are in, and how gate and up are in one tensor."""
 _CONSECUTIVE = (
     re.compile(r"(.+\.block_sparse_moe)\.(input|output)_linear\.weight"),
     re.compile(r"(.+\.layers\.\d+)\.experts\.(gate_up|down)_proj"),
@@ -148,17 +150,18 @@ def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
     found: dict[str, StoredMatrix] = {}
     for name, tensor in stored.items():
         found |= _read_consecutive(name, tensor)
-        prefix, is_expert, kind = name.rpartition(".mlp.experts.")
+        within = _HALVES if _HALVES in name else _INTERLEAVED
+        prefix, is_expert, kind = name.rpartition(within)
         kind, is_bias, rest = kind.partition("_bias")
         if not is_expert or kind not in _KINDS or rest:
             continue
         if len(tensor.shape) != (2 if is_bias else 3) or tensor.dtype not in STORED_DTYPES:
             raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
-        for expert, part, of_part in _slices(tensor, kind, tensor.shape[-1]):
-            shape = (tensor.shape[-1] // of_part.step, *(() if is_bias else (tensor.shape[1],)))
+        for expert, part, of_part in _slices(tensor, kind, tensor.shape[-1], in_halves=within == _HALVES):
+            shape = (tensor.shape[-1] // len(_KINDS[kind]), *(() if is_bias else (tensor.shape[1],)))
             reader: type[StackedBias | StackedMatrix] = StackedBias if is_bias else StackedMatrix
             matrix = reader(shape, tensor, of_part)
-            found[f"{prefix}.mlp.experts.{expert}.{part}.{'bias' if is_bias else 'weight'}"] = matrix
+            found[f"{prefix}{within}{expert}.{part}.{'bias' if is_bias else 'weight'}"] = matrix
     return found
 
 
@@ -203,13 +206,17 @@ def read_mxfp4(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) ->
     return found
 
 
-def _slices(tensor: StoredTensor, kind: str, rows: int) -> list[tuple[int, str, Slice]]:
-    """Return each expert's parts, by name. Raises ValueError for a number of rows that they do not divide."""
+def _slices(tensor: StoredTensor, kind: str, rows: int, *, in_halves: bool = False) -> list[tuple[int, str, Slice]]:
+    """Return each expert's parts, by name. Raises ValueError for a number of rows that they do not divide.
+
+    `in_halves`: they follow one another, else they are interleaved.
+    """
     parts = _KINDS[kind]
     if rows % len(parts):
         raise ValueError(f"tensor {tensor.name} has shape {tensor.shape}, must have gate and up of the same size")
+    each = rows // len(parts)
     return [
-        (expert, part, Slice(expert, first, len(parts)))
+        (expert, part, Slice(expert, at * each, 1) if in_halves else Slice(expert, at, len(parts)))
         for expert in range(tensor.shape[0])
-        for first, part in enumerate(parts)
+        for at, part in enumerate(parts)
     ]

@@ -16,7 +16,7 @@ _TEXT = {"model.language_model.": "model.", "language_model.model.": "model.", "
 _TOWERS = tuple(
     f"{prefix}{name}."
     for prefix in ("model.", "")
-    for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector")
+    for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector", "vision_model")
 )
 
 

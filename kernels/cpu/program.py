@@ -52,7 +52,7 @@ class Op(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("first", "num_multiplied", "narrow_stride", "drawn_columns")),
         *((name, ctypes.c_float) for name in ("eps", "scale", "soft_cap")),
         *((name, ctypes.c_int32) for name in ("normalise", "activation", "fused_rope", "x_rounded", "y_rounded")),
-        ("interleaved", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("interleaved", "in_chunks", "by_score")),
         *((name, ctypes.c_void_p) for name in ("x", "z", "weight", "bias", "cos", "sin", "y", "keys", "values")),
         *(
             (name, ctypes.c_void_p)

@@ -117,7 +117,6 @@ class Recorder:
 
     def rope(self, x_NHE: torch.Tensor, table: RopeTable) -> torch.Tensor:
         _, num_heads, width = x_NHE.shape
-        cos, sin = self._vector(table.cos_PR), self._vector(table.sin_PR)
         return self._record(
             program.ROPE,
             x=x_NHE,
@@ -125,15 +124,14 @@ class Recorder:
             width=width,
             out_width=2 * table.cos_PR.shape[1],
             num_heads=num_heads,
-            cos=cos,
-            sin=sin,
+            cos=self._vector(table.cos_PR),
+            sin=self._vector(table.sin_PR),
             interleaved=table.is_interleaved,
         )
 
     def write_kv(self, layer: int, k_NKE: torch.Tensor, v_NKE: torch.Tensor) -> None:
-        _, num_kv_heads, width = k_NKE.shape
-        cache = self._layer(layer)
-        self._record(program.WRITE_KV, x=k_NKE, z=v_NKE, shape=(0,), width=width, num_kv_heads=num_kv_heads, also=cache)
+        sizes: dict[str, Any] = {"num_kv_heads": k_NKE.shape[1], "width": k_NKE.shape[2]}
+        self._record(program.WRITE_KV, x=k_NKE, z=v_NKE, shape=(0,), also=self._layer(layer), **sizes)
 
     def attend(
         self,
@@ -142,11 +140,11 @@ class Recorder:
         *,
         scale: float,
         window: int | None = None,
+        in_chunks: bool = False,
         soft_cap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         _, num_heads, width = q_NHE.shape
-        cache = self._layer(layer)
         return self._record(
             program.ATTEND,
             x=q_NHE,
@@ -156,9 +154,10 @@ class Recorder:
             num_kv_heads=self._cache[layer][0].shape[1],
             scale=scale,
             window=window or 0,
+            in_chunks=in_chunks,
             soft_cap=soft_cap or 0.0,
             bias=None if sinks_H is None else self._vector(sinks_H),
-            also=cache,
+            also=self._layer(layer),
         )
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
@@ -175,8 +174,7 @@ class Recorder:
         return self._record(program.MUL, x=x_ND, shape=(width,), width=width, weight=factor)
 
     def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
-        width = x_ND.shape[1]
-        return self._record(program.SIGMOID_MUL, x=x_ND, z=score_N1, shape=(width,), width=width)
+        return self._record(program.SIGMOID_MUL, x=x_ND, z=score_N1, shape=(x_ND.shape[1],), width=x_ND.shape[1])
 
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         return self._gated(program.GELU_MUL, gate_up_N2F)
@@ -198,8 +196,9 @@ class Recorder:
             "num_chosen": chosen,
             "dispatch": self._dispatch_memory(len(experts.down_DF), chosen),
         }
+        moved = {**shared, "activation": program.MUL if experts.choice.scales_inputs else 0}
         routed = self._route(router_NX, experts, shared)
-        dispatched = self._record(program.DISPATCH, x=x_ND, z=routed, shape=(chosen * width,), width=width, **shared)
+        dispatched = self._record(program.DISPATCH, x=x_ND, z=routed, shape=(chosen * width,), width=width, **moved)
 
         def multiply(x: torch.Tensor, matrices: list[torch.Tensor], bias_XO: torch.Tensor | None) -> torch.Tensor:
             rows, hidden = matrices[0].shape
@@ -219,7 +218,7 @@ class Recorder:
             program.EXPERT_SILU_MUL, x=gate_up, shape=(chosen * hidden,), width=hidden, **activation, **shared
         )
         down = multiply(activated, experts.down_DF, None if biases is None else biases.down_XD)
-        return self._record(program.COMBINE, x=routed, z=down, shape=(width,), width=width, **shared)
+        return self._record(program.COMBINE, x=routed, z=down, shape=(width,), width=width, **moved)
 
     def _route(self, router_NX: torch.Tensor, experts: Experts, shared: dict[str, Any]) -> torch.Tensor:
         choice = experts.choice
@@ -229,6 +228,7 @@ class Recorder:
             shape=(2 * experts.num_chosen,),
             normalise=experts.normalise,
             activation=program.SIGMOID_MUL if choice.is_sigmoid else 0,
+            by_score=choice.scales_inputs,
             bias=None if choice.bias_X is None else self._vector(choice.bias_X),
             num_groups=choice.num_groups,
             num_chosen_groups=choice.num_chosen_groups,

@@ -15,42 +15,9 @@ from typing import Any, Literal
 
 import attrs
 
-from ..ops import SwigluClamp
-from .config_parts import ExpertChoice, Gemma4Config, HeadShape, LatentConfig, MlpNames
+from .config_parts import Gemma4Config, HeadShape, LatentConfig, Llama4Config, MlpNames, MoeConfig
 from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
-
-
-@attrs.frozen
-class MoeConfig:
-    """A mixture of experts."""
-
-    num_experts: int
-    num_chosen: int
-    """Experts per token."""
-    intermediate_size: int
-    """Of each expert."""
-    normalise: bool
-    """Whether the weights of the chosen experts are normalised to 1."""
-    dense_layers: frozenset[int]
-    """Layers with a dense MLP instead of experts."""
-    shared_intermediate_size: int | None = None
-    """Of the expert that all tokens have in addition; None: there is none."""
-    scores_shared: bool = True
-    """Whether that expert's result is multiplied with the sigmoid of a score of its own."""
-    choice: ExpertChoice = attrs.field(factory=ExpertChoice)
-    has_biases: bool = False
-    """Whether the router and the experts have them."""
-    router_name: str = "gate"
-    """In checkpoints, beside the experts..."""
-    names: MlpNames = attrs.field(factory=MlpNames)
-    """...whose matrices are called so..."""
-    shared_name: str = "mlp.shared_experts"
-    """...and the expert that all tokens have, in the layer..."""
-    shared_names: MlpNames = attrs.field(factory=MlpNames)
-    """...with these."""
-    clamp: SwigluClamp | None = None
-    """None: the activation is SiLU."""
 
 
 @attrs.frozen
@@ -127,6 +94,7 @@ class DecoderConfig:
     latent: LatentConfig | None = None
     """If attention is over latents; then one key, of `head_dim` elements, is that of all heads, and their value."""
     gemma4: Gemma4Config | None = None
+    llama4: Llama4Config | None = None
     num_ignored_layers: int = 0
     """Layers of the checkpoint, after the last, that are not read."""
 

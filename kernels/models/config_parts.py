@@ -1,5 +1,5 @@
-"""Parts of a decoder's configuration (`config.py`) that few families have: latents, experts in groups, names, and what
-Gemma 4 has.
+"""Parts of a decoder's configuration (`config.py`) that few families have: latents, experts, names, and what Gemma 4
+and Llama 4 have.
 
 What must always hold: as in `config.py`.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import attrs
 
+from ..ops import SwigluClamp
+
 
 @attrs.frozen
 class ExpertChoice:
     """How a router chooses experts, where it differs from the largest scores; see `ops.Choice`."""
 
     is_sigmoid: bool = False
-    """Whether weights are sigmoids of scores, and each expert has a bias for being chosen."""
+    """Whether weights are sigmoids of scores, and each expert has a bias for being chosen..."""
+    scales_inputs: bool = False
+    """...which it has not, if what an expert reads is multiplied with its weight, instead of its result."""
     num_groups: int = 1
     num_chosen_groups: int = 1
     factor: float = 1.0
@@ -31,6 +35,38 @@ class MlpNames:
     down: str = "down_proj"
     gate_up: str | None = None
     """Of both in one matrix; None: each has its own."""
+
+
+@attrs.frozen
+class MoeConfig:
+    """A mixture of experts."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts per token."""
+    intermediate_size: int
+    """Of each expert."""
+    normalise: bool
+    """Whether the weights of the chosen experts are normalised to 1."""
+    dense_layers: frozenset[int]
+    """Layers with a dense MLP instead of experts."""
+    shared_intermediate_size: int | None = None
+    """Of the expert that all tokens have in addition; None: there is none."""
+    scores_shared: bool = True
+    """Whether that expert's result is multiplied with the sigmoid of a score of its own."""
+    choice: ExpertChoice = attrs.field(factory=ExpertChoice)
+    has_biases: bool = False
+    """Whether the router and the experts have them."""
+    router_name: str = "gate"
+    """In checkpoints, beside the experts..."""
+    names: MlpNames = attrs.field(factory=MlpNames)
+    """...whose matrices are called so..."""
+    shared_name: str = "mlp.shared_experts"
+    """...and the expert that all tokens have, in the layer..."""
+    shared_names: MlpNames = attrs.field(factory=MlpNames)
+    """...with these."""
+    clamp: SwigluClamp | None = None
+    """None: the activation is SiLU."""
 
 
 @attrs.frozen
@@ -88,3 +124,21 @@ class Gemma4Config:
     def mlp_width(self, index: int, width: int) -> int:
         """Return the width of a layer's MLP, where that of the first one is `width`."""
         return 2 * width if self.wide_mlps and self.cached[index] != index else width
+
+
+@attrs.frozen
+class Temperature:
+    """Factors of queries that grow with their positions: `1 + scale * log(1 + floor((position + 1) / floor))`."""
+
+    floor: float
+    scale: float
+
+
+@attrs.frozen
+class Llama4Config:
+    """What the text part of Llama 4 has beside other decoders, and that its windows are chunks (`Ops.attend`)."""
+
+    norms_heads: bool
+    """Whether query and key heads of rotated layers are normed, by weights of 1."""
+    temperature: Temperature | None
+    """Of the queries of layers that are not rotated."""

@@ -16,13 +16,15 @@ import torch
 
 from ..checkpoints.weights import Weights
 from ..ops import Choice, Experts, Ops, RopeTable
-from .config import DecoderConfig, MoeConfig
+from .config import DecoderConfig
+from .config_parts import MoeConfig
 from .latent import LatentAttention, attend_latent, read_latent_attention
 from .parts import (
     Attention,
     Mlp,
     Norm,
     PlainMlp,
+    QueryKeyNorms,
     project_heads,
     read_attention,
     read_embeddings,
@@ -31,7 +33,7 @@ from .parts import (
     read_mlp,
     read_plain_mlp,
 )
-from .rope import make_rope_table
+from .rope import make_rope_table, make_temperature_table
 
 
 @attrs.frozen
@@ -82,6 +84,10 @@ class Decoder:
         self.rope = make_rope_table(config.rope, num_positions)
         is_alike = config.local_rope == config.rope
         self.local_rope = self.rope if is_alike else make_rope_table(config.local_rope, num_positions)
+        temperature = None if config.llama4 is None else config.llama4.temperature
+        self.temperature = (
+            None if temperature is None else make_temperature_table(temperature, config.head_dim, num_positions)
+        )
         self.embeddings = read_embeddings(weights, config)
         self.layers = [self._read_layer(weights, index) for index in range(config.num_layers)]
         self.norm = read_layer_norm(weights, "model.norm.weight", config)
@@ -91,15 +97,20 @@ class Decoder:
         c, prefix = self.config, f"model.layers.{index}."
         window = c.windows[index]
         rope = self.rope if window is None else self.local_rope
-        names = attrs.asdict(c.norms).items()
+        norms = LayerNorms(
+            **{
+                place: None if name is None else read_layer_norm(weights, f"{prefix}{name}.weight", c)
+                for place, name in attrs.asdict(c.norms).items()
+            }
+        )
+        attention = self._read_attention(weights, prefix + "self_attn.")
+        if c.llama4 is not None and c.llama4.norms_heads and index not in c.unrotated:
+            assert norms.before_attention is not None and isinstance(attention, Attention)
+            ones_E = norms.before_attention.weight_D.new_ones(c.head_dim)
+            attention = attrs.evolve(attention, norms=QueryKeyNorms(ones_E, ones_E))
         return Layer(
-            norms=LayerNorms(
-                **{
-                    place: None if name is None else read_layer_norm(weights, f"{prefix}{name}.weight", c)
-                    for place, name in names
-                }
-            ),
-            attention=self._read_attention(weights, prefix + "self_attn."),
+            norms=norms,
+            attention=attention,
             mlp=self._read_mlp(weights, prefix, index),
             rope=None if index in c.unrotated else rope,
             window=window,
@@ -140,7 +151,7 @@ class Decoder:
 
     def _read_choice(self, weights: Weights, prefix: str, moe: MoeConfig) -> Choice:
         name, bias_X = "e_score_correction_bias", None
-        if moe.choice.is_sigmoid:
+        if moe.choice.is_sigmoid and not moe.choice.scales_inputs:
             bias_X = weights.tensor(f"{prefix}gate.{name}", (moe.num_experts,))
         return Choice(**attrs.asdict(moe.choice), bias_X=bias_X)
 
@@ -186,12 +197,15 @@ class Decoder:
         q_NHE, k_NKE, v_NKE = project_heads(h_ND, attention, c, ops)
         if layer.rope is not None:
             q_NHE, k_NKE = ops.rope(q_NHE, layer.rope), ops.rope(k_NKE, layer.rope)
+        elif self.temperature is not None:
+            q_NHE = ops.rope(q_NHE, self.temperature)
         ops.write_kv(index, k_NKE, v_NKE)
         o_NHE = ops.attend(
             index,
             q_NHE,
             scale=c.attention_scale,
             window=layer.window,
+            in_chunks=c.llama4 is not None,
             soft_cap=c.attention_soft_cap,
             sinks_H=attention.sinks_H,
         )

@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from .config import DecoderConfig, MoeConfig, positive, read_sizes, same_window
-from .config_parts import ExpertChoice, LatentConfig
+from .config import DecoderConfig, positive, read_sizes, same_window
+from .config_parts import ExpertChoice, LatentConfig, MoeConfig
 from .mixtures import check_values, parse_grouped_moe, parse_sigmoid_moe, read_factor, read_num_ignored, with_groups
 from .rope_config import YarnScaling, parse_rope, rope_entries, yarn_attention
 

@@ -54,7 +54,7 @@ _TYPES = {
     **_named("rope_scaling rope_parameters per_layer_config", "an object", _is_object),
     **_named("dtype torch_dtype hidden_act hidden_activation", "a name", _is_text),
     **_named("topk_method scoring_func position_embedding_type normalization_function", "a name", _is_text),
-    **_named("mlp_only_layers no_rope_layers", "a list of integers", _is_list_of(is_whole)),
+    **_named("mlp_only_layers no_rope_layers moe_layers", "a list of integers", _is_list_of(is_whole)),
     **_named("sliding_window_pattern", "an integer or letters", lambda value: is_whole(value) or _is_text(value)),
     **_named(
         "tie_word_embeddings attention_bias attention_out_bias qkv_bias use_sliding_window norm_topk_prob "
@@ -63,11 +63,12 @@ _TYPES = {
         "true or false",
         _is_flag,
     ),
+    **_named("attn_temperature_tuning", "true, false or an integer", lambda value: _is_flag(value) or is_whole(value)),
     **_named(
         "rms_norm_eps rope_theta rope_local_base_freq partial_rotary_factor attn_logit_softcapping "
         "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling "
         "swiglu_alpha swiglu_limit routed_scaling_factor layer_norm_eps norm_epsilon logit_scale "
-        "router_jitter_noise",
+        "router_jitter_noise floor_scale attn_scale",
         "a number",
         is_number,
     ),
@@ -79,7 +80,8 @@ _TYPES = {
         "initial_context_length kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim n_routed_experts "
         "n_shared_experts moe_layer_freq first_k_dense_replace n_group topk_group num_nextn_predict_layers "
         "num_mtp_layers shared_intermediate_size global_head_dim num_global_key_value_heads num_kv_shared_layers "
-        "hidden_size_per_layer_input vocab_size_per_layer_input top_k_experts",
+        "hidden_size_per_layer_input vocab_size_per_layer_input top_k_experts intermediate_size_mlp "
+        "interleave_moe_layer_step attention_chunk_size",
         "an integer",
         is_whole,
     ),

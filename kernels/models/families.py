@@ -21,6 +21,7 @@ from .gpt_oss import parse_gpt_oss
 from .granite import parse_granite, parse_granite_hybrid, parse_granite_moe
 from .layer_normed import parse_cohere2, parse_phimoe, parse_stablelm, parse_starcoder2
 from .llama import parse_llama, parse_ministral, parse_mistral, parse_phi3, parse_seed_oss, parse_smollm3
+from .llama4 import parse_llama4
 from .olmo import parse_exaone4, parse_olmo2, parse_olmo3, parse_olmoe
 from .qwen import parse_qwen2, parse_qwen2_moe, parse_qwen3, parse_qwen3_moe
 from .refusals import check_entries
@@ -84,6 +85,11 @@ _GPT_OSS = (
     "num_experts num_local_experts num_experts_per_tok experts_per_token initial_context_length "
     "swiglu_alpha swiglu_limit"
 )
+_LLAMA4 = (
+    "intermediate_size_mlp moe_layers interleave_moe_layer_step use_qk_norm no_rope_layers no_rope_layer_interval "
+    "attention_chunk_size attn_temperature_tuning floor_scale attn_scale num_local_experts num_experts_per_tok "
+    "router_jitter_noise"
+)
 _SMOLLM = f"{_QWEN} no_rope_layers no_rope_layer_interval"
 _LATENT = "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
 _GROUPED = (
@@ -112,6 +118,7 @@ FAMILIES = {
     "GraniteForCausalLM": Family(parse_granite, f"attention_bias {_GRANITE}"),
     "GraniteMoeForCausalLM": Family(parse_granite_moe, f"attention_bias {_FEW_EXPERTS} {_GRANITE}"),
     "GraniteMoeHybridForCausalLM": Family(parse_granite_hybrid, f"attention_bias {_FEW_EXPERTS} {_GRANITE} {_HYBRID}"),
+    "Llama4ForCausalLM": Family(parse_llama4, f"attention_bias {_LLAMA4}"),
     "LlamaForCausalLM": Family(parse_llama, "attention_bias"),
     "MinistralForCausalLM": Family(parse_ministral, "sliding_window"),
     "MistralForCausalLM": Family(parse_mistral, "sliding_window"),

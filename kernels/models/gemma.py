@@ -12,7 +12,6 @@ from typing import Any
 
 from .config import (
     DecoderConfig,
-    MoeConfig,
     NormNames,
     every_nth_full,
     positive,
@@ -21,7 +20,7 @@ from .config import (
     read_windows,
     whole,
 )
-from .config_parts import Gemma4Config, HeadShape
+from .config_parts import Gemma4Config, HeadShape, MoeConfig
 from .mixtures import check_values
 from .rope_config import parse_rope, parse_ropes_of_types, rope_entries
 

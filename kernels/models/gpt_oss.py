@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..ops import SwigluClamp
-from .config import DecoderConfig, MoeConfig, positive, positive_number, read_sizes, read_windows
+from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
+from .config_parts import MoeConfig
 from .rope_config import parse_rope, rope_entries
 
 _YARN = {

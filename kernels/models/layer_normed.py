@@ -12,7 +12,6 @@ from typing import Any
 
 from .config import (
     DecoderConfig,
-    MoeConfig,
     NormNames,
     every_nth_full,
     positive,
@@ -21,7 +20,7 @@ from .config import (
     read_windows,
     same_window,
 )
-from .config_parts import ExpertChoice, MlpNames
+from .config_parts import ExpertChoice, MlpNames, MoeConfig
 from .mixtures import check_values
 from .rope_config import parse_rope, rope_entries
 

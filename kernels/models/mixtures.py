@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
-from .config import MoeConfig, positive, positive_number, whole
-from .config_parts import ExpertChoice
+from .config import positive, positive_number, whole
+from .config_parts import ExpertChoice, MoeConfig
 
 
 def parse_moe(data: dict[str, Any], num_layers: int) -> MoeConfig:

@@ -164,6 +164,6 @@ def project_heads(
 
 def _norm(x_NHE: torch.Tensor, weight: torch.Tensor, c: DecoderConfig, ops: Ops) -> torch.Tensor:
     """Norm each head, or all heads of a token together."""
-    if c.norms_heads:
-        return ops.rms_norm(x_NHE, weight, c.rms_norm_eps)
-    return ops.rms_norm(x_NHE.flatten(1), weight, c.rms_norm_eps).view(x_NHE.shape)
+    if c.norms_projections:
+        return ops.rms_norm(x_NHE.flatten(1), weight, c.rms_norm_eps).view(x_NHE.shape)
+    return ops.rms_norm(x_NHE, weight, c.rms_norm_eps)

@@ -45,6 +45,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
             sliding_window sliding_window_pattern attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar
             attention_chunk_size attention_multiplier rope_local_base_freq dim_model_base decoder_sparse_step
             moe_intermediate_size swiglu_alpha swiglu_limit shared_intermediate_size router_jitter_noise
+            intermediate_size_mlp moe_layers interleave_moe_layer_step
             """
         ),
         (None,),
@@ -74,7 +75,7 @@ _NEUTRAL = _words(
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
     _attn_implementation_autoset quantization_config
-    input_jitter_noise init_method
+    input_jitter_noise init_method for_llm_compressor
     aux_loss_alpha seq_aux ep_size qk_head_dim embedding_dropout
     is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker sentence_transformers
     sbert_ce_default_activation_function

@@ -1,4 +1,4 @@
-"""Tables of rotary embeddings: cosine and sine of every position, computed once at load.
+"""Tables of rotary embeddings: cosine and sine of every position, computed once at load; and of factors of positions.
 
 What must always hold: a position's row depends on the configuration only, so that a token is rotated by the same bits
 whether it is prefilled, decoded or recomputed.
@@ -11,6 +11,7 @@ import math
 import torch
 
 from ..ops import RopeTable
+from .config_parts import Temperature
 from .rope_config import LinearScaling, Llama3Scaling, ProportionalScaling, Rope, ShortFactors, YarnScaling
 
 
@@ -34,6 +35,19 @@ def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
             factor = rope.scaling.attention_factor
     angle_PR = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
     return RopeTable(angle_PR.cos() * factor, angle_PR.sin() * factor, rope.is_interleaved)
+
+
+def make_temperature_table(temperature: Temperature, head_dim: int, num_positions: int) -> RopeTable | None:
+    """Return a table that multiplies whole heads with their position's factor, since its sines are 0.
+
+    None if all factors are 1.
+    """
+    floor_P = torch.floor((torch.arange(num_positions, dtype=torch.float32) + 1.0) / temperature.floor)
+    factor_P = torch.log1p(floor_P) * temperature.scale + 1.0
+    if bool((factor_P == 1.0).all()):
+        return None
+    factor_PR = factor_P.unsqueeze(1).repeat(1, head_dim // 2)
+    return RopeTable(factor_PR, torch.zeros_like(factor_PR))
 
 
 def _scale_llama3(frequency_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

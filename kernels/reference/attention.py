@@ -19,7 +19,8 @@ from .plan import Span
 from .rows import KEYS, QUERIES, round_up
 
 # Distance from each key of a chunk at position 0 to each query of a tile at position 0.
-_DISTANCE_QC = torch.arange(QUERIES).view(-1, 1) - torch.arange(KEYS)
+_QUERY_Q1, _KEY_C = torch.arange(QUERIES).view(-1, 1), torch.arange(KEYS)
+_DISTANCE_QC = _QUERY_Q1 - _KEY_C
 
 
 @attrs.frozen
@@ -30,6 +31,13 @@ class Scores:
     window: int | None
     soft_cap: float | None
     sinks_H: torch.Tensor | None = None
+    in_chunks: bool = False
+
+    def first_key(self, position: int) -> int:
+        """Return the first key that a token sees."""
+        if self.window is None:
+            return 0
+        return position // self.window * self.window if self.in_chunks else max(0, position - self.window + 1)
 
 
 def attend_span(q_nHE: torch.Tensor, k_slots: Slots, v_slots: Slots, span: Span, scores: Scores) -> torch.Tensor:
@@ -65,7 +73,7 @@ class _Tile:
 
     def __init__(self, q_KQE: torch.Tensor, position: int, scores: Scores) -> None:
         self.position = position
-        self.first_key = 0 if scores.window is None else max(0, position - scores.window + 1)
+        self.first_key = scores.first_key(position)
         """The first key that any query of the tile sees."""
         self._scores = scores
         self._q_KQE = q_KQE
@@ -96,13 +104,14 @@ class _Tile:
     def _hidden(self, chunk_start: int) -> torch.Tensor | None:
         """Return the mask of keys that queries do not see; None if they see all."""
         distance, window = self.position - chunk_start, self._scores.window
-        hidden_QC = None
-        if distance < KEYS:
-            hidden_QC = _DISTANCE_QC + distance < 0
-        if window is not None and distance + QUERIES > window:
+        hidden_QC = _DISTANCE_QC + distance < 0 if distance < KEYS else None
+        if window is not None and self._scores.in_chunks:
+            too_far_QC = chunk_start + _KEY_C < (self.position + _QUERY_Q1) // window * window
+        elif window is not None and distance + QUERIES > window:
             too_far_QC = _DISTANCE_QC + distance >= window
-            hidden_QC = too_far_QC if hidden_QC is None else hidden_QC | too_far_QC
-        return hidden_QC
+        else:
+            return hidden_QC
+        return too_far_QC if hidden_QC is None else hidden_QC | too_far_QC
 
     def result(self) -> torch.Tensor:
         return self._weighted_KQE / self._sum_KQ1

@@ -15,11 +15,14 @@ from .rows import ROWS, clamped_swiglu, gelu_mul, multiply, round_up, row_by_row
 def mix_experts(x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
     """See `Ops.experts`."""
     weight_NT, chosen_NT = _choose(router_NX, experts)
+    before_NT = torch.ones_like(weight_NT)
+    if experts.choice.scales_inputs:
+        before_NT, weight_NT = weight_NT, before_NT
     parts_NTD = x_ND.new_empty((*chosen_NT.shape, x_ND.shape[1]))
     for expert in sorted(set(chosen_NT.flatten().tolist())):
         token_n, place_n = torch.where(chosen_NT == expert)
         tile_MD = x_ND.new_zeros((round_up(len(token_n), ROWS), x_ND.shape[1]))
-        tile_MD[: len(token_n)] = x_ND[token_n]
+        tile_MD[: len(token_n)] = x_ND[token_n] * before_NT[token_n, place_n].unsqueeze(1)
         parts_NTD[token_n, place_n] = _run(tile_MD, experts, expert)[: len(token_n)]
     y_ND = parts_NTD[:, 0] * weight_NT[:, :1]
     for place in range(1, experts.num_chosen):
@@ -47,6 +50,8 @@ def _choose(router_NX: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, to
     if choice.is_sigmoid:
         power_NX = row_by_row(torch.sigmoid, router_NX)
         rank_NX = power_NX if choice.bias_X is None else power_NX + choice.bias_X
+        if choice.scales_inputs:
+            rank_NX = router_NX  # different scores may have the same sigmoid
     else:
         power_NX = row_by_row(torch.exp, router_NX - router_NX.amax(-1, keepdim=True))
         rank_NX = router_NX  # not by weight: different scores may have the same exponential

@@ -96,11 +96,12 @@ class ReferenceOps:
         *,
         scale: float,
         window: int | None = None,
+        in_chunks: bool = False,
         soft_cap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         k_slots, v_slots = slots_of(self._cache, layer)
-        scores = Scores(scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
+        scores = Scores(scale=scale, window=window, in_chunks=in_chunks, soft_cap=soft_cap, sinks_H=sinks_H)
         o_NHE = torch.zeros_like(q_NHE, memory_format=torch.contiguous_format)
         for span in self._plan.spans:
             rows = slice(span.start, span.start + span.length)

@@ -35,6 +35,7 @@ def attend(
     *,
     scale: float,
     window: int | None,
+    in_chunks: bool,
     soft_cap: float | None,
     sinks_H: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -51,7 +52,7 @@ def attend(
     launch = decode_launch(tiles, group)
     strides = (tables.stride(0), k_BKSE.stride(0), k_BKSE.stride(1), k_BKSE.stride(2))
     numbers = (scale, 1.0 if soft_cap is None else soft_cap)
-    meaning = (soft_cap is not None, window or 0, slots, num_kv_heads, group)
+    meaning = (soft_cap is not None, window or 0, in_chunks, slots, num_kv_heads, group)
     sinks, has_sinks = q_NHE if sinks_H is None else sinks_H, sinks_H is not None
     width = (head_dim, max(16, triton.next_power_of_2(head_dim)))
     if columns.num_items:

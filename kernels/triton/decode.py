@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2E, add_chunk, attend_chunk
+from .tile import LOG2E, add_chunk, attend_chunk, first_seen
 
 
 @triton.jit
@@ -37,6 +37,7 @@ def decode_chunks_kernel(
     soft_cap: tl.tensor,
     CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     SLOTS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -63,11 +64,11 @@ def decode_chunks_kernel(
         q = tl.load(q_ptr + q_at, mask=inside, other=0.0)
         first = position * 0
         if WINDOW > 0:
-            first = tl.maximum(position - WINDOW + 1, 0)
+            first = tl.maximum(first_seen(position, WINDOW, IN_CHUNKS), 0)
         highest, total, weighted = attend_chunk(
             q, position + g * 0, first, position + 1, chunk, tables_ptr + slot * table_stride,
             k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride, block_stride, slot_stride, scale, soft_cap,
-            CAPPED, WINDOW, SLOTS, ROWS, E, E_BLOCK, KEYS, CHUNK,
+            CAPPED, WINDOW, IN_CHUNKS, SLOTS, ROWS, E, E_BLOCK, KEYS, CHUNK,
         )  # fmt: skip
         at = (item * KV_HEADS + kv_head) * GROUP + g
         tl.store(highest_ptr + at, highest, mask=g < GROUP)

@@ -36,13 +36,14 @@ def route_kernel(
     MIXER: tl.constexpr,
     scale_ptr: tl.tensor,
     SCALED: tl.constexpr,
+    BY_SCORE: tl.constexpr,
 ) -> None:
     """Choose the CHOSEN best experts of token n and their weights (float32) in program n.
 
     Weights are a softmax, or with SIGMOID not; those chosen are multiplied with `factor`, and with SCALED with their
-    expert's `scale`. BIASED adds `bias` where experts are chosen. Of GROUPS with as many experts each, only the
-    CHOSEN_GROUPS with the largest, or with SIGMOID the two largest together, are chosen from. MIXER: see
-    `Choice.mixer_range`.
+    expert's `scale`. BIASED adds `bias` where experts are chosen; BY_SCORE chooses by scores instead of weights. Of
+    GROUPS with as many experts each, only the CHOSEN_GROUPS with the largest, or with SIGMOID the two largest together,
+    are chosen from. MIXER: see `Choice.mixer_range`.
     """
     n = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -55,7 +56,7 @@ def route_kernel(
     rank = share
     if BIASED:
         rank += tl.load(bias_ptr + i, mask=i < EXPERTS, other=0.0).to(tl.float32)
-    left = tl.where(i < EXPERTS, score if MIXER else rank, float("-inf"))
+    left = tl.where(i < EXPERTS, score if MIXER or BY_SCORE else rank, float("-inf"))
     if GROUPS > 1:
         SIZE: tl.constexpr = EXPERTS // GROUPS
         group = i // SIZE

@@ -60,9 +60,13 @@ def mix(
     pairs = _by_expert(chosen.view(-1), num_experts, tiles.linear.rows)
     biases = experts.biases
     gate_up_bias, down_bias = (None, None) if biases is None else (biases.gate_up_XO, biases.down_XD)
-    gate_up_P2F = _multiply(x_ND, experts.gate_up_OD, gate_up_bias, pairs, num_chosen, addresses, tiles)
+    pairs_a_row = num_chosen
+    if experts.choice.scales_inputs:
+        x_ND, pairs_a_row = (x_ND.unsqueeze(1) * weights.unsqueeze(2)).to(x_ND.dtype).flatten(0, 1), 1
+        weights = torch.ones_like(weights)
+    gate_up_P2F = _multiply(x_ND, experts.gate_up_OD, gate_up_bias, pairs, pairs_a_row, addresses, tiles)
     down_PD = _multiply(activation(gate_up_P2F), experts.down_DF, down_bias, pairs, 1, addresses, tiles)
-    y_ND = torch.empty_like(x_ND)
+    y_ND = x_ND.new_empty((num_tokens, width))
     block = min(_BLOCK, triton.next_power_of_2(width))
     weigh_kernel[(num_tokens, triton.cdiv(width, block))](
         down_PD, weights, y_ND, num_chosen, width, block, enable_fp_fusion=tiles.fusion
@@ -76,7 +80,7 @@ def _choice(choice: Choice, router_NX: torch.Tensor) -> tuple[torch.Tensor | flo
     bias = router_NX if choice.bias_X is None else choice.bias_X
     groups, mixes = (choice.num_groups, choice.num_chosen_groups), choice.mixer_range is not None
     scale = router_NX if choice.scale_X is None else choice.scale_X
-    rest = (choice.mixer_range or 0.0, mixes, scale, choice.scale_X is not None)
+    rest = (choice.mixer_range or 0.0, mixes, scale, choice.scale_X is not None, choice.scales_inputs)
     return bias, choice.factor, choice.is_sigmoid, biased, *groups, *rest
 
 

@@ -128,12 +128,14 @@ class TritonOps:
         *,
         scale: float,
         window: int | None = None,
+        in_chunks: bool = False,
         soft_cap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return attention.attend(
             self._computed(q_NHE).contiguous(), *self._memory.cache[layer], self._columns, self._memory.tables,
-            self._memory.parts, self._tiles, scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H,
+            self._memory.parts, self._tiles, scale=scale, window=window, in_chunks=in_chunks, soft_cap=soft_cap,
+            sinks_H=sinks_H,
         )  # fmt: skip
 
     def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:

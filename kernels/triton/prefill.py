@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .tile import LOG2E, add_chunk, attend_chunk
+from .tile import LOG2E, add_chunk, attend_chunk, first_seen
 
 
 @triton.jit
@@ -36,6 +36,7 @@ def prefill_kernel(
     SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     SLOTS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -66,7 +67,7 @@ def prefill_kernel(
     last = position + tl.minimum(TOKENS, row_end - token)
     first = position * 0
     if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
+        first = tl.maximum(first_seen(position, WINDOW, IN_CHUNKS), 0)
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, E_BLOCK], tl.float32)
@@ -77,7 +78,7 @@ def prefill_kernel(
         new_highest, new_total, new_weighted = attend_chunk(
             q, position + i // GROUP, first, last, chunk, tables_ptr + slot * table_stride,
             k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride, block_stride, slot_stride, scale, soft_cap,
-            CAPPED, WINDOW, SLOTS, ROWS, E, E_BLOCK, KEYS, CHUNK,
+            CAPPED, WINDOW, IN_CHUNKS, SLOTS, ROWS, E, E_BLOCK, KEYS, CHUNK,
         )  # fmt: skip
         highest, total, weighted = add_chunk(highest, total, weighted, new_highest, new_total, new_weighted)
     divisor = tl.where(total == 0.0, 1.0, total)  # rows that pad the tile

@@ -45,6 +45,7 @@ class AttentionKind:
     has_sinks: bool = False
     heads: Heads | None = None
     """Of these layers; None: those of all."""
+    in_chunks: bool = False
 
 
 @attrs.frozen
@@ -135,7 +136,10 @@ def attention_is_invariant(
             same_blocks(rows, blocks), 1, len(blocks) + 1, heads, block_size, device, tiles, dtype, cache
         )  # fmt: skip
         ops = TritonOps(columns, memory, tiles, LibraryLinear())
-        return ops.attend(0, q_nHE, scale=kind.scale, window=kind.window, soft_cap=kind.soft_cap, sinks_H=sinks_H)
+        return ops.attend(
+            0, q_nHE, scale=kind.scale, window=kind.window, in_chunks=kind.in_chunks, soft_cap=kind.soft_cap,
+            sinks_H=sinks_H,
+        )  # fmt: skip
 
     cache = _cache(1, len(blocks) + 1, heads, block_size, device, dtype)
     for tensor in cache[0]:
@@ -157,13 +161,15 @@ class _RecordingOps(TritonOps):
         self.kinds: list[AttentionKind] = []
 
     def attend(
-        self, layer: int, q_NHE: torch.Tensor, *, scale: float, window: int | None = None,
+        self, layer: int, q_NHE: torch.Tensor, *, scale: float, window: int | None = None, in_chunks: bool = False,
         soft_cap: float | None = None, sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         num_kv_heads = self._memory.cache[layer][0].shape[1]
         heads = Heads(q_NHE.shape[1], num_kv_heads, q_NHE.shape[2])
-        self.kinds.append(AttentionKind(scale, window, soft_cap, sinks_H is not None, heads))
-        return super().attend(layer, q_NHE, scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
+        self.kinds.append(AttentionKind(scale, window, soft_cap, sinks_H is not None, heads, in_chunks))
+        return super().attend(
+            layer, q_NHE, scale=scale, window=window, in_chunks=in_chunks, soft_cap=soft_cap, sinks_H=sinks_H
+        )
 
 
 def _all_products_are_invariant(linear: Linear, matrices: dict[Shape, torch.Tensor], ladder: list[int]) -> bool:

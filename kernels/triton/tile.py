@@ -19,6 +19,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def first_seen(position: tl.tensor, WINDOW: tl.constexpr, IN_CHUNKS: tl.constexpr) -> tl.tensor:
+    """Return the first of the WINDOW keys up to `position`, which may be negative, or of its chunk of as many."""
+    return position // WINDOW * WINDOW if IN_CHUNKS else position - WINDOW + 1
+
+
+@triton.jit
 def attend_chunk(
     q: tl.tensor,
     position: tl.tensor,
@@ -34,6 +40,7 @@ def attend_chunk(
     soft_cap: tl.tensor,
     CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
+    IN_CHUNKS: tl.constexpr,
     SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
     E: tl.constexpr,
@@ -43,8 +50,8 @@ def attend_chunk(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return maximum (of scores times log2 e), sum and weighted values of ROWS queries over one chunk.
 
-    `position` is each row's position: a row sees the keys up to it, with WINDOW > 0 only the last WINDOW of them. Keys
-    before `first` or from `last` on are seen by no row of the tile and are not read. The pointers are those of the
+    `position` is each row's position: a row sees the keys up to it, with WINDOW > 0 only those from `first_seen` on.
+    Keys before `first` or from `last` on are seen by no row of the tile and are not read. The pointers are those of the
     row's block table and of one head of the cache.
     """
     e = tl.arange(0, E_BLOCK)
@@ -64,7 +71,7 @@ def attend_chunk(
             score = soft_cap * tanh(score / soft_cap)
         seen = there[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
-            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+            seen = seen & (key[None, :] >= first_seen(position, WINDOW, IN_CHUNKS)[:, None])
         score = tl.where(seen, score * LOG2E, float("-inf"))
         top = tl.maximum(highest, tl.max(score, 1))
         base = tl.where(top == float("-inf"), 0.0, top)  # a row that has seen nothing yet

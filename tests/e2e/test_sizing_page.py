@@ -113,6 +113,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 96,
     },
+    "Llama4": {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "intermediate_size_mlp": 160,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+    },
     "Phimoe": {"num_key_value_heads": 2, "attention_bias": True, "lm_head_bias": True, "num_local_experts": 4},
     "DeepseekV3": {
         "q_lora_rank": 64,

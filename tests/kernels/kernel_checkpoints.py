@@ -29,6 +29,7 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -105,6 +106,8 @@ _GEMMA4 = {
     "sliding_window": 30,
     "vocab_size_per_layer_input": VOCAB_SIZE,
 }
+
+_LLAMA4 = {"intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 
 _OLMO3 = {
     "full_attention": _YARN,
@@ -311,6 +314,19 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     # values of their own, biases, and none of the rest
     "gemma4-plain": lambda: Gemma4TextConfig(
         **_SHARED, **_GEMMA4, hidden_size_per_layer_input=0, attention_bias=True, tie_word_embeddings=False,
+    ),
+    # chunks shorter than a block, and queries whose scale grows in the layer that is not rotated; a dense layer between
+    # mixtures, in which the expert that is not chosen has the smallest weight
+    "llama4": lambda: Llama4TextConfig(
+        **{**_SHARED, "num_hidden_layers": 3}, **_LLAMA4, intermediate_size_mlp=96, num_local_experts=5,
+        num_experts_per_tok=4, moe_layers=[0, 2], no_rope_layers=[1, 0, 1], attention_chunk_size=14, floor_scale=9,
+        attn_scale=0.3, rope_parameters=_LLAMA3,
+    ),
+    # chunks in the layer that is not rotated; biases, one expert for each token, and neither norms nor scales
+    "llama4-plain": lambda: Llama4TextConfig(
+        **_SHARED, **_LLAMA4, intermediate_size_mlp=100, num_local_experts=3, interleave_moe_layer_step=2,
+        no_rope_layers=[1, 0], layer_types=["full_attention", "chunked_attention"], attention_chunk_size=270,
+        use_qk_norm=False, attn_temperature_tuning=False, attention_bias=True, tie_word_embeddings=True,
     ),
 }  # fmt: skip
 

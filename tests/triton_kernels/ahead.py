@@ -52,8 +52,9 @@ def attention_cases(
 ) -> list[Case]:
     group, tiles = heads // kv_heads, tiles_of_heads(HOPPER, head_dim)
     constants = {
-        "SINKS": False, "CAPPED": False, "WINDOW": 0, "SLOTS": 16, "KV_HEADS": kv_heads, "GROUP": group, "E": head_dim,
-        "E_BLOCK": triton.next_power_of_2(head_dim), "KEYS": tiles.keys, "CHUNK": tiles.chunk, **meaning,
+        "SINKS": False, "CAPPED": False, "WINDOW": 0, "IN_CHUNKS": False, "SLOTS": 16, "KV_HEADS": kv_heads,
+        "GROUP": group, "E": head_dim, "E_BLOCK": triton.next_power_of_2(head_dim),
+        "KEYS": tiles.keys, "CHUNK": tiles.chunk, **meaning,
     }  # fmt: skip
     held = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), stored)
     parts = {"weighted_ptr": F32, "highest_ptr": F32, "total_ptr": F32, **held}
@@ -117,6 +118,7 @@ def expert_cases() -> list[Case]:
     shape = {"EXPERTS": 128, "EXPERTS_BLOCK": 128, "PAIRS_A_ROW": 8, "BIASED": True, "NUM_IN": 2048, "NUM_OUT": 1536}
     chosen = {"EXPERTS": 128, "CHOSEN": 8, "CHOSEN_BLOCK": 8, "NORMALISE": True, "BLOCK": 128}
     chosen |= {"SIGMOID": False, "BIASED": False, "GROUPS": 1, "CHOSEN_GROUPS": 1, "MIXER": False, "SCALED": False}
+    chosen |= {"BY_SCORE": False}
     of_groups = {"EXPERTS": 256, "BLOCK": 256, "SIGMOID": True, "BIASED": True, "GROUPS": 8, "CHOSEN_GROUPS": 4}
     mixed = {"EXPERTS": 16, "BLOCK": 16, "CHOSEN": 2, "CHOSEN_BLOCK": 2, "NORMALISE": False, "MIXER": True}
     scaled = {"SCALED": True}
@@ -127,6 +129,7 @@ def expert_cases() -> list[Case]:
         Case("route of groups", experts.route_kernel, routed, chosen | of_groups),
         Case("route of SparseMixer", experts.route_kernel, routed, chosen | mixed),
         Case("route with factors of experts", experts.route_kernel, routed, chosen | scaled),
+        Case("route by score", experts.route_kernel, routed, chosen | {"SIGMOID": True, "BY_SCORE": True}),
         Case("pairs of 128 experts", experts.pairs_linear_kernel, pairs, {**shape, **tile}, *launch),
         Case("weigh", experts.weigh_kernel, {"weights_ptr": F32}, {"CHOSEN": 8, "WIDTH": 2048, "BLOCK": 1024}),
     ]
@@ -167,7 +170,7 @@ def cases() -> list[Case]:
     return [
         *attention_cases("16/8 heads of 128", 16, 8, 128),
         *attention_cases("32/8 heads of 128", 32, 8, 128),
-        *attention_cases("24/8 heads of 96", 24, 8, 96),
+        *attention_cases("24/8 heads of 96, chunks", 24, 8, 96, WINDOW=8192, IN_CHUNKS=True),
         *attention_cases("16/8 heads of 128 in float32", 16, 8, 128, stored=F32),
         *attention_cases("8/4 heads of 256, window, soft cap", 8, 4, 256, CAPPED=True, WINDOW=4096),
         *attention_cases("64/8 heads of 64, window, sinks", 64, 8, 64, SINKS=True, WINDOW=128),

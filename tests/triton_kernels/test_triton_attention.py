@@ -15,7 +15,7 @@ SCALE = 0.3
 
 def plain(
     q_NHE: torch.Tensor, k_NKE: torch.Tensor, v_NKE: torch.Tensor, position: int, *, window: int | None = None,
-    soft_cap: float | None = None, sinks_H: torch.Tensor | None = None,
+    in_chunks: bool = False, soft_cap: float | None = None, sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return attention of the last tokens of one sequence over dense keys, computed by definition."""
     group = q_NHE.shape[1] // k_NKE.shape[1]
@@ -26,7 +26,7 @@ def plain(
     at, key = position + torch.arange(q_NHE.shape[0])[:, None], torch.arange(k_NKE.shape[0])[None]
     hidden = key > at
     if window is not None:
-        hidden |= key <= at - window
+        hidden |= (key < at // window * window) if in_chunks else (key <= at - window)
     score = score.masked_fill(hidden, -torch.inf)
     if sinks_H is not None:
         score = torch.cat([score, sinks_H[:, None, None].expand(-1, len(at), 1)], -1)
@@ -77,6 +77,7 @@ def attend(
         (Shape(), {}),
         (Shape(num_heads=6, head_dim=24), {}),
         (Shape(), {"window": 7}),
+        (Shape(), {"window": 7, "in_chunks": True}),
         (Shape(), {"soft_cap": 2.0}),
         (Shape(num_heads=2), {"window": 20, "soft_cap": 5.0}),
         (Shape(num_heads=6, head_dim=24), {"window": 7, "sinks_H": torch.tensor([3.0, -2.0, 0.0, 1.0, -30.0, 30.0])}),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quipu.kernels.kv_cache import KVCache
+from quipu.kernels.ops import Choice, Experts
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import make_plan
 from quipu.kernels.triton.ops import TritonOps
@@ -65,6 +66,17 @@ def test_soft_cap_and_embed() -> None:
     close(ours.embed(ids, table, 1.7), table[ids.long()] * 1.7)
     half = ours.embed(ids, table.half(), 1.7)
     close(half, table.half()[ids.long()] * torch.tensor(1.7, dtype=torch.half))
+
+
+def test_experts_whose_inputs_are_scaled() -> None:
+    """Match the reference: experts are chosen by scores, also where the sigmoids of all are 1."""
+    ours, theirs, _ = both()
+    matrices = [[torch.randn(*shape) / 7 for _ in range(4)] for shape in ((48, 40), (40, 24))]
+    choice = Choice(is_sigmoid=True, scales_inputs=True)
+    experts = Experts(*matrices, num_chosen=2, normalise=False, choice=choice)
+    x, router = torch.randn(TOKENS, 40), torch.randn(TOKENS, 4) * torch.tensor([1.0, 1.0, 9.0, 9.0])[:, None]
+    router[2:] += 60
+    close(ours.experts(x, router, experts), theirs.experts(x, router, experts))
 
 
 def test_sum_is_fused_with_following_norm() -> None:

@@ -25,7 +25,7 @@ struct Field {
 static const Field kOp[] = {
     OP(kind), OP(on_logits_rows), OP(stored), OP(no_barrier), OP(width), OP(out_width), OP(num_heads), OP(num_kv_heads),
     OP(x_stride), OP(y_stride), OP(z_stride), OP(window), OP(num_experts), OP(num_chosen), OP(num_groups), OP(num_chosen_groups), OP(first), OP(num_multiplied), OP(narrow_stride), OP(drawn_columns), OP(eps), OP(scale),
-    OP(soft_cap), OP(normalise), OP(activation), OP(fused_rope), OP(x_rounded), OP(y_rounded), OP(interleaved), OP(x), OP(z), OP(weight), OP(bias), OP(cos), OP(sin),
+    OP(soft_cap), OP(normalise), OP(activation), OP(fused_rope), OP(x_rounded), OP(y_rounded), OP(interleaved), OP(in_chunks), OP(by_score), OP(x), OP(z), OP(weight), OP(bias), OP(cos), OP(sin),
     OP(y), OP(keys), OP(values), OP(matrices), OP(dispatch), OP(norm), OP(key_norm), OP(v), OP(scratch), OP(raw), OP(pass), OP(joined),
     {nullptr, sizeof(Op), 0},
 };

@@ -49,7 +49,7 @@ struct Op {
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t x_stride, y_stride, z_stride;
-    int64_t window;     // attend: how many tokens a token sees, including itself; 0: all up to it
+    int64_t window;     // attend: how many tokens a token sees, including itself; 0: all up to it. See in_chunks
     int64_t num_experts;
     int64_t num_chosen; // experts per token
     int64_t num_groups, num_chosen_groups;  // route: groups of experts, and how many of them may be chosen from
@@ -63,12 +63,15 @@ struct Op {
                         // route: the range of SparseMixer, else 0
     int32_t normalise;  // route: normalise the weights of the chosen experts to 1
     int32_t activation; // linear: apply silu_mul or gelu_mul (their kind) to the product of gate and up; 0: neither. route:
-                        // sigmoid_mul, if weights are sigmoids; then `bias` has a number for each expert. expert_silu_mul: gelu_mul for
-                        // GELU
+                        // sigmoid_mul, if weights are sigmoids; then `bias` may have a number for each expert. expert_silu_mul:
+                        // gelu_mul for GELU. dispatch, combine: mul, if experts' rows are multiplied with their weights before
+                        // the experts, rather than after them
     int32_t fused_rope; // attend: x and z are queries and keys before norm, rope and write_kv, which it does first
     int32_t x_rounded;  // linear, low_rank: x is bfloat16, x_stride of which are a row
     int32_t y_rounded;  // linear with an activation, attend: y is such
     int32_t interleaved;  // rope, attend with fused_rope: neighbours are rotated together, else elements half of out_width apart
+    int32_t in_chunks;    // attend: a token sees its own chunk of `window` tokens, up to itself; they begin at multiples of it
+    int32_t by_score;     // route: the largest scores are chosen, also if weights are their sigmoids
     const float* x;
     const float* z;  // second argument: the summand of linear, the values of write_kv; mul: null if `weight` is the one factor
     const void* weight;

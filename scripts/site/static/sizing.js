@@ -15,6 +15,7 @@ const quipuSizing = (() => {
   // By architecture: what absent entries stand for, and what the family has beside Llama's matrices.
   const FAMILIES = {
     LlamaForCausalLM: { everyHeadItsKv: true },
+    Llama4ForCausalLM: { headDim: 128, llama4: true },
     MistralForCausalLM: {},
     Phi3ForCausalLM: { everyHeadItsKv: true },
     Qwen2ForCausalLM: { qkvBias: true },
@@ -61,7 +62,7 @@ const quipuSizing = (() => {
   // What decodes in models that also read images, of which `text_config` is the configuration.
   const DECODERS = {
     Gemma3ForConditionalGeneration: "Gemma3ForCausalLM", Gemma4ForConditionalGeneration: "Gemma4ForCausalLM",
-    Mistral3ForConditionalGeneration: "MistralForCausalLM",
+    Llama4ForConditionalGeneration: "Llama4ForCausalLM", Mistral3ForConditionalGeneration: "MistralForCausalLM",
   };
 
   const MODELS = {
@@ -139,6 +140,7 @@ const quipuSizing = (() => {
     if (family.gemma4) readGemma4(data, shape);
     if (family.grouped) readGrouped(data, family.grouped, shape);
     if (family.sharedMlp) readShared(data, shape);
+    if (family.llama4) readLlama4(data, shape);
     if (family.experts) {
       const step = positive(data, "decoder_sparse_step", 1);
       const dense = new Set(data.mlp_only_layers ?? []);
@@ -198,6 +200,17 @@ const quipuSizing = (() => {
     shape.expertFfn = shape.ffn;
     shape.sharedFfn = shared;
     shape.isDense = () => false;
+  }
+
+  // Add the sizes of Llama 4's experts, of one that all tokens have, and of dense layers.
+  function readLlama4(data, shape) {
+    const step = positive(data, "interleave_moe_layer_step", 1);
+    const mixed = data.moe_layers && new Set(data.moe_layers);
+    shape.isUnscored = true;
+    shape.experts = positive(data, "num_local_experts");
+    shape.expertFfn = shape.sharedFfn = shape.ffn;
+    shape.ffn = positive(data, "intermediate_size_mlp");
+    shape.isDense = (layer) => (mixed ? !mixed.has(layer) : (layer + 1) % step !== 0);
   }
 
   // Add the sizes of experts as DeepSeek names them. `usual` has those of absent entries.

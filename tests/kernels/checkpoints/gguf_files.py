@@ -7,6 +7,7 @@ with our own tables.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,9 @@ _PARTS = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     **{
         f"mlp.{shared}.{part}_proj": f"ffn_{part}_shexp"
         for shared in ("shared_expert", "shared_experts")
@@ -94,7 +98,7 @@ def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors with those of each expert of gpt-oss, Granite and Gemma by a name of its own."""
+    """Return tensors with those of each expert of gpt-oss, Granite, Gemma and Llama 4 by a name of its own."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if ".block_sparse_moe." in name and tensor.dim() == 3:
@@ -107,7 +111,7 @@ def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if name.endswith("_proj") and ".mlp." not in name:
             prefix, _, kind = name.rpartition(".")
             names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-            for expert, rows in enumerate(tensor):
+            for expert, rows in enumerate(tensor.transpose(1, 2) if ".feed_forward." in name else tensor):
                 for part, some in zip(names, rows.chunk(len(names)), strict=True):
                     found[f"{prefix}.{expert}.{part}.weight"] = some.contiguous()
             continue
@@ -243,7 +247,7 @@ def _add_tensors(
     for name in tensors:
         if ".experts." in name:
             layer, _, rest = (
-                name.removeprefix("model.layers.").replace(".block_sparse_moe", "").replace(".mlp", "")
+                re.sub(r"\.(block_sparse_moe|feed_forward|mlp)", "", name.removeprefix("model.layers."))
             ).partition(".experts.")
             part = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}[rest.split(".")[1]]
             stacked.setdefault(f"blk.{layer}.ffn_{part}_exps.{rest.split('.')[2]}", []).append(name)

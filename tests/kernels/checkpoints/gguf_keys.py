@@ -134,6 +134,18 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 3.0},
     ),
+    "llama4": (
+        "llama4",
+        {
+            "feed_forward_length": 96,
+            "expert_count": 5,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 40,
+            "interleave_moe_layer_step": 2,
+            "rope.freq_base": 500_000.0,
+            "rope.dimension_count": 32,
+        },
+    ),
     "granite-moe": (
         "granitemoe",
         {

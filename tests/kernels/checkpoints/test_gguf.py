@@ -19,6 +19,7 @@ from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
 from quipu.kernels.checkpoints.gguf_types import DECODERS
 from quipu.kernels.checkpoints.quantized import QuantizedLayout
 from quipu.kernels.models.config import read_config
+from quipu.kernels.models.config_parts import Temperature
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.ops import SwigluClamp
 from tests.kernels.checkpoints.gguf_files import apart, load_tensors, write_gguf
@@ -49,6 +50,15 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
         expected = attrs.evolve(expected, unrotated=frozenset())
     if name == "gpt-oss":  # whose limit is not the published one
         expected = attrs.evolve(expected, moe=attrs.evolve(expected.moe, clamp=SwigluClamp(1.702, 7.0)))
+    if name == "llama4":  # what is small in the checkpoint, llama.cpp has constants for
+        expected = attrs.evolve(
+            expected,
+            windows=(8192,) * 3,
+            unrotated=frozenset(),
+            rope=attrs.evolve(expected.rope, scaling=None),
+            local_rope=attrs.evolve(expected.rope, scaling=None),
+            llama4=attrs.evolve(expected.llama4, temperature=Temperature(8192, 0.1)),
+        )
     assert found == expected
     source = opened(folder)
     for tensor_name, tensor in apart(load_tensors(checkpoint)).items():

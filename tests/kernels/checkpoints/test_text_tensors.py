@@ -19,14 +19,16 @@ from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, s
 
 ROW = {"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)}
 CASES = {
+    "gemma4": ("Gemma4ForConditionalGeneration", "model.language_model.", "lm_head."),
     "gemma4-plain": ("Gemma4ForConditionalGeneration", "model.language_model.", "lm_head."),
     "gemma3": ("Gemma3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
+    "llama4": ("Llama4ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
     "mistral": ("Mistral3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
 }
 """An architecture, and how it calls what is in the model and in its head."""
 TOWERS = (
     *("model.vision_tower.encoder.x", "model.audio_tower.y", "model.embed_vision.z", "model.embed_audio.z"),
-    *("vision_tower.w", "multi_modal_projector.v"),
+    *("vision_tower.w", "multi_modal_projector.v", "vision_model.u"),
 )
 
 

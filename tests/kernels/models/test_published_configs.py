@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quipu.kernels.models.config import DecoderConfig
-from quipu.kernels.models.config_parts import ExpertChoice, HeadShape
+from quipu.kernels.models.config_parts import ExpertChoice, HeadShape, Llama4Config, Temperature
 from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.models.rope_config import Rope, ShortFactors
@@ -67,6 +67,13 @@ GPT_OSS = {
 }  # fmt: skip
 DEEPSEEK_YARN = {
     "beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn",
+}  # fmt: skip
+LLAMA4 = {
+    "attention_bias": False, "attention_chunk_size": 8192, "attention_dropout": 0.0, "for_llm_compressor": False,
+    "head_dim": 128, "hidden_act": "silu", "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
+    "output_router_logits": False, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 GEMMA4_ROPE = {
     "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
@@ -324,6 +331,22 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "top_k_experts": 8, "use_bidirectional_attention": "vision", "use_double_wide_mlp": False,
         "vocab_size_per_layer_input": 262144,
     },
+    "Llama-4-Scout-17B-16E": {
+        "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"],
+        **sizes(202048, 5120, 8192, 48, 40, 8, 10485760), **LLAMA4, "num_local_experts": 16, "use_qk_norm": True,
+        "attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192, "interleave_moe_layer_step": 1,
+        "moe_layers": list(range(48)), "no_rope_layers": [1, 1, 1, 0] * 12,
+        "rope_scaling": {
+            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    },
+    "Llama-4-Maverick-17B-128E": {
+        "model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"],
+        **sizes(202048, 5120, 8192, 48, 40, 8, 1048576), **LLAMA4, "num_local_experts": 128, "use_qk_norm": False,
+        "_attn_implementation_autoset": True, "interleave_moe_layer_step": 2, "no_rope_layers": [],
+        "rope_scaling": None,
+    },
     "Phi-3.5-MoE": {
         "model_type": "phimoe", "architectures": ["PhiMoEForCausalLM"],
         **sizes(32064, 4096, 6400, 32, 32, 8, 131072), "attention_bias": True, "attention_dropout": 0.0,
@@ -417,6 +440,18 @@ def test_parsed_values() -> None:
     )
     assert (a4b.heads_of_layers[:6:5], a4b.gemma4.input_width) == ((HeadShape(8, 256), HeadShape(2, 512)), None)
     assert (a4b.moe.num_experts, a4b.moe.num_chosen, a4b.attention_scale, a4b.embed_scale) == (128, 8, 1.0, 2816**0.5)
+    scout, maverick = parse("Llama-4-Scout-17B-16E"), parse("Llama-4-Maverick-17B-128E")
+    assert scout.windows[:4] == maverick.windows[:4] == (8192, 8192, 8192, None)
+    assert scout.unrotated == maverick.unrotated == set(range(3, 48, 4))
+    assert scout.llama4 == Llama4Config(norms_heads=True, temperature=Temperature(8192, 0.1))
+    assert maverick.llama4 == Llama4Config(norms_heads=False, temperature=Temperature(8192, 0.1))
+    assert scout.moe is not None and not scout.moe.dense_layers
+    assert maverick.moe is not None and maverick.moe.dense_layers == set(range(0, 48, 2))
+    assert (maverick.moe.intermediate_size, maverick.intermediate_size, scout.rope.is_interleaved) == (
+        8192,
+        16384,
+        True,
+    )
     air = parse("GLM-4.5-Air")
     assert (air.rope.width, air.rope.is_interleaved, air.norms_heads, air.o_bias) == (64, False, False, False)
     assert air.moe is not None and air.moe.choice == ExpertChoice(is_sigmoid=True)

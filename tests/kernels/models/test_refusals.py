@@ -14,7 +14,7 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quipu.kernels.models.config import DecoderConfig, check_length
-from quipu.kernels.models.config_parts import HeadShape
+from quipu.kernels.models.config_parts import HeadShape, Temperature
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.kernels.models.rope_config import ProportionalScaling, YarnScaling
 from quipu.kernels.ops import SwigluClamp
@@ -178,6 +178,29 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4", {"num_experts": None}, "num_experts is None"),
     ("gemma4", {"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input is -1"),
     ("gemma4", {"layer_types": ["chunked_attention"] * 6}, "layer_types chunked_attention"),
+    # chunks, and mixtures between dense layers
+    ("llama4", {"layer_types": ["sliding_attention"] * 3}, "layer_types sliding_attention"),
+    ("llama4", {"layer_types": ["linear_attention"] * 3}, "layer_types linear_attention"),
+    ("llama4", {"layer_types": ["chunked_attention"]}, "layer_types has 1 entries for 3 layers"),
+    ("llama4", {"attention_chunk_size": None}, "attention_chunk_size is null"),
+    ("llama4", {"attention_chunk_size": 0}, "attention_chunk_size is 0"),
+    ("llama4", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 3 layers"),
+    ("llama4", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+    ("llama4", {"num_experts_per_tok": 6}, "num_experts_per_tok is 6"),
+    ("llama4", {"num_local_experts": ...}, "num_local_experts is None"),
+    ("llama4", {"intermediate_size_mlp": ...}, "intermediate_size_mlp is None"),
+    ("llama4", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step is 0"),
+    ("llama4", {"floor_scale": 0}, "floor_scale is 0"),
+    ("llama4", {"attn_scale": None}, "floor_scale and attn_scale must be positive numbers, not null"),
+    (
+        "llama4",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+        "an attention_factor of 1.13.* is not supported with use_qk_norm",
+    ),
+    ("llama", {"attn_temperature_tuning": True}, "attn_temperature_tuning True"),
+    ("llama", {"attention_chunk_size": 8192}, "attention_chunk_size 8192"),
+    ("qwen3-moe", {"moe_layers": [1]}, "moe_layers"),
+    ("qwen3-moe", {"intermediate_size_mlp": 64}, "intermediate_size_mlp 64"),
     ("gemma3", {"num_kv_shared_layers": 1}, "num_kv_shared_layers 1"),
     ("gemma3", {"attention_k_eq_v": True}, "attention_k_eq_v True"),
     ("gemma3", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
@@ -317,6 +340,27 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
     ),
     ("gemma4", {"rope_parameters": ...}, lambda c: c.rope.scaling == ProportionalScaling(6, 1.0)),
     ("gemma4", {"enable_moe_block": False, "hidden_size_per_layer_input": 0}, lambda c: c.moe is None),
+    (
+        "llama4",
+        dict.fromkeys(("no_rope_layers", "layer_types", "attention_chunk_size", "floor_scale", "attn_scale"), ...)
+        | {"num_hidden_layers": 5},
+        lambda c: (
+            (c.unrotated, c.windows, c.llama4.temperature)
+            == (frozenset({3}), (8192, 8192, 8192, None, 8192), Temperature(8192.0, 0.1))
+        ),
+    ),
+    ("llama4", {"no_rope_layers": [], "no_rope_layer_interval": 2}, lambda c: c.unrotated == {1}),
+    ("llama4", {"moe_layers": ..., "interleave_moe_layer_step": 2}, lambda c: _moe(c).dense_layers == {0, 2}),
+    ("llama4", {"moe_layers": ..., "num_experts_per_tok": ...}, lambda c: not _moe(c).dense_layers),
+    ("llama4", {"moe_layers": []}, lambda c: _moe(c).dense_layers == {0, 1, 2}),
+    ("llama4", {"attn_temperature_tuning": 4, "use_qk_norm": ...}, lambda c: c.llama4.norms_heads),
+    ("llama4", {"rope_parameters": ...}, lambda c: (c.rope.theta, c.rope.is_interleaved) == (500_000.0, True)),
+    ("llama4-plain", {"attention_chunk_size": ..., "layer_types": ...}, lambda c: c.windows == (8192, None)),
+    (
+        "llama4-plain",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+        lambda c: c.rope.scaling.factor == 4.0,
+    ),
     # training, tokens and the like
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False}, lambda c: True),
     ("llama", {"embedding_multiplier": 1.0, "num_experts": 0, "vision_config": None}, lambda c: True),

@@ -83,11 +83,17 @@ def test_rms_norm(ops: ReferenceOps, shape: tuple[int, ...]) -> None:
         row_by_row(lambda rows: ops.rms_norm(rows, weight, 1e-6), x, count)
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1, None), (40, 0.5), (256, None), (300, 2.0)])
+@pytest.mark.parametrize(
+    ("window", "in_chunks", "soft_cap"),
+    [
+        *((None, False, None), (1, False, None), (40, False, 0.5), (256, False, None), (300, False, 2.0)),
+        *((1, True, None), (50, True, 0.5), (256, True, None), (300, True, None)),
+    ],
+)
 @pytest.mark.parametrize(("position", "length"), [(0, 1), (0, 300), (255, 2), (270, 1), (500, 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["float32", "int8"])
 def test_attention_matches_softmax(
-    dtype: torch.dtype, position: int, length: int, window: int | None, soft_cap: float | None
+    dtype: torch.dtype, position: int, length: int, window: int | None, in_chunks: bool, soft_cap: float | None
 ) -> None:
     """Match the plain formula in float64 up to rounding, although tiled, paged and combined from chunks."""
     generator = torch.Generator().manual_seed(position)
@@ -105,13 +111,16 @@ def test_attention_matches_softmax(
     q_NHE = torch.randn(length, 6, 16, generator=generator)
 
     span = Span(start=0, length=length, position=position, blocks=blocks)
-    found = attend_span(q_NHE, *slots_of(cache, 0), span, Scores(scale=0.25, window=window, soft_cap=soft_cap))
+    scores = Scores(scale=0.25, window=window, in_chunks=in_chunks, soft_cap=soft_cap)
+    found = attend_span(q_NHE, *slots_of(cache, 0), span, scores)
 
     k_CHE, v_CHE = (x.double().repeat_interleave(3, dim=1) for x in (k_CKE, v_CKE))
     s_HNC = torch.einsum("nhe,che->hnc", q_NHE.double(), k_CHE) / 4
     if soft_cap is not None:
         s_HNC = soft_cap * torch.tanh(s_HNC / soft_cap)
-    distance_NC = torch.arange(position, context).unsqueeze(1) - torch.arange(context)
-    s_HNC.masked_fill_((distance_NC < 0) | (distance_NC >= (window or context)), -torch.inf)
+    at_N1 = torch.arange(position, context).unsqueeze(1)
+    distance_NC, size = at_N1 - torch.arange(context), window or context
+    hidden_NC = distance_NC > at_N1 % size if in_chunks else distance_NC >= size
+    s_HNC.masked_fill_((distance_NC < 0) | hidden_NC, -torch.inf)
     expected = torch.einsum("hnc,che->nhe", s_HNC.softmax(-1), v_CHE)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)

@@ -150,7 +150,6 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
         load_state(op, piece, token, head, scratch.results.data() + r * width, width, &scratch.maxima[r], &scratch.sums[r]);
     }
 
-    int64_t window = window_of(op);
     for (int64_t chunk = piece.start; chunk < piece.end; chunk += kChunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
         bool transposed = keys_are_transposed(op, pass);
@@ -211,10 +210,10 @@ void attend_piece(const Op& op, const Pass& pass, const Piece& piece, const Piec
             float* scores = scratch.scores.data() + r * kChunk;
             float* results = scratch.results.data() + r * width;
             for (int64_t m = 0; m < together; m++) {
-                int64_t own = pass.positions[piece.token((r + m) / sharing)] - chunk;
+                int64_t position = pass.positions[piece.token((r + m) / sharing)];
                 if (kScaled) scale_row(scores + m * kChunk, key_scales, padded);
-                float kept = softmax_chunk(scores + m * kChunk, padded, own - window + 1, own, op.soft_cap, &scratch.maxima[r + m],
-                                   &scratch.sums[r + m]);
+                float kept = softmax_chunk(scores + m * kChunk, padded, first_seen(op, position) - chunk, position - chunk, op.soft_cap,
+                                   &scratch.maxima[r + m], &scratch.sums[r + m]);
                 if (kScaled) scale_row(scores + m * kChunk, value_scales, padded);
                 for (int64_t i = 0; i < width; i++) results[m * width + i] *= kept;
             }

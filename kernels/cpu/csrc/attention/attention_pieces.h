@@ -34,8 +34,11 @@ struct Piece {
     }
 };
 
-// How many tokens a token sees, including itself.
-int64_t window_of(const Op& op) { return op.window ? op.window : INT64_MAX / 2; }
+// The first position that the token at this one sees.
+int64_t first_seen(const Op& op, int64_t position) {
+    if (!op.window) return 0;
+    return op.in_chunks ? position / op.window * op.window : std::max<int64_t>(0, position - op.window + 1);
+}
 
 // Whether any result of a piece is needed.
 bool is_needed(const Op& op, const Pass& pass, const Piece& piece) {
@@ -178,7 +181,7 @@ struct Pieces {
         const int64_t* position = pass.positions + pass.query_start[sequence];
         int64_t heads = has_few_rows() ? std::min(together, op.num_kv_heads - head) : 1;
         int64_t first = std::max<int64_t>(0, last - tokens);
-        int64_t start = std::max<int64_t>(0, position[first] - window_of(op) + 1) / kChunk * kChunk;
+        int64_t start = first_seen(op, position[first]) / kChunk * kChunk;
         int64_t begin = pass.query_start[sequence], shared_end = done.positions_done(begin + first);
         *piece = {sequence, head, heads, begin + first, begin + last, std::max(start, shared_end), position[last - 1] + 1};
         if (shared_end) piece->shared = &shared, piece->resumes = true;

@@ -88,7 +88,6 @@ struct PieceRows {
     // Converts the scores of a chunk to weights, for the rows of head `h` of the piece; in both, a row has whole panels.
     void weigh(int64_t h, int64_t chunk) {
         int64_t count = std::min(kChunk, piece.end - chunk), padded = (count + kPanel - 1) / kPanel * kPanel;
-        int64_t window = window_of(op);
         bool scaled = op.stored == kInt8;
         float *key_scales = scratch.scales.data(), *value_scales = key_scales + kChunk;
         if (scaled) {
@@ -96,8 +95,8 @@ struct PieceRows {
             slots_of(op.values, op, pass, piece, 1, h).scales(chunk, count, padded, value_scales);
         }
         auto row = [&](int64_t r) {
-            int64_t own = pass.positions[token(r)] - chunk;
-            return ScoreRow(scores(r), padded, own - window + 1, own);
+            int64_t position = pass.positions[token(r)];
+            return ScoreRow(scores(r), padded, first_seen(op, position) - chunk, position - chunk);
         };
         constexpr int64_t kTogether = 4;  // rows: what finding a maximum waits for is hidden behind those of others
         for (int64_t r = h * rows, end = r + rows, last; r < end; r = last) {

@@ -96,7 +96,7 @@ void route(const Op& op, const Pass& pass, const Worker& worker) {
             store(power.data() + i, p);
             total = total + p;
         }
-        for (int64_t i = 0; is_sigmoid && i < num_experts; i++) left[i] = power[i] + (op.bias ? op.bias[i] : 0);
+        for (int64_t i = 0; is_sigmoid && !op.by_score && i < num_experts; i++) left[i] = power[i] + (op.bias ? op.bias[i] : 0);
         if (op.num_groups > 1) leave_groups(op, left.data());
         float sum = op.normalise ? 0 : is_sigmoid ? 1 : sum_lanes(total);
         for (int64_t t = 0; t < op.num_chosen; t++) {
@@ -131,7 +131,12 @@ void dispatch(const Op& op, const Pass& pass, const Worker& worker) {
     for (int64_t choice = 0; choice < n * chosen; choice++) sorted_rows[choice] = next[expert(choice)]++;
     for (Share s(n * chosen, worker); s.begin < s.end; s.begin++) {
         shared.sorted_rows[s.begin] = sorted_rows[s.begin];
-        memcpy(op.y + sorted_rows[s.begin] * op.width, op.x + s.begin / chosen * op.x_stride, op.width * sizeof(float));
+        const float* x = op.x + s.begin / chosen * op.x_stride;
+        float* y = op.y + sorted_rows[s.begin] * op.width;
+        memcpy(y, x, op.width * sizeof(float));
+        if (op.activation != kMul) continue;
+        float weight = op.z[s.begin / chosen * op.z_stride + s.begin % chosen];
+        for (int64_t i = 0; i < op.width; i++) y[i] *= weight;
     }
 }
 
@@ -180,10 +185,11 @@ void combine(const Op& op, const Pass& pass, const Worker& worker) {
         float* y = op.y + s.begin * op.y_stride;
         for (int64_t t = 0; t < op.num_chosen; t++) {
             const float* z = op.z + shared.sorted_rows[s.begin * op.num_chosen + t] * op.width;
+            float weight = op.activation == kMul ? 1 : weights[t];
             if (t == 0)
-                for (int64_t i = 0; i < op.width; i++) y[i] = weights[t] * z[i];
+                for (int64_t i = 0; i < op.width; i++) y[i] = weight * z[i];
             else
-                for (int64_t i = 0; i < op.width; i++) y[i] = y[i] + weights[t] * z[i];
+                for (int64_t i = 0; i < op.width; i++) y[i] = y[i] + weight * z[i];
         }
     }
 }
