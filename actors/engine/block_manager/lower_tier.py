@@ -70,12 +70,13 @@ class LowerTier:
         """Slots that pins leave to other blocks: half of them."""
         return -(-self.index.num_slots // 2)
 
-    def note_new(self, keys: list[bytes], observers: Sequence[BlockObserver]) -> None:
-        """Note that blocks can be found here from now on. Those that a quota has no room for leave."""
+    def note_new(self, keys: list[bytes], observers: Sequence[BlockObserver]) -> bool:
+        """Note that blocks can be found here from now on. Return whether a quota has had any leave for them."""
         for observer in observers if self.is_local else ():
             observer.on_stored(keys, b"", [], 0, 0, tier=self.tier)
-        if self.quota is not None:
-            self.drop(self.quota.add(keys), observers)
+        leaving = [] if self.quota is None else self.quota.add(keys)
+        self.drop(leaving, observers)
+        return bool(leaving)
 
     def drop(self, keys: list[bytes], observers: Sequence[BlockObserver]) -> None:
         """Forget blocks that can be found here."""

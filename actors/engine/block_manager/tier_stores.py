@@ -72,7 +72,8 @@ class TierStores:
         # otherwise storing one of them would evict another, without end
         self._num_ahead = 0 if self._host is None else min(num_ahead, self._host.num_unpinned)
         self._nothing_to_store = (-1, -1)
-        """Numbers of evicted and cached blocks when there was nothing to store; retried once they change."""
+        """Numbers of evicted and cached blocks when there was nothing to store, or no room for it; retried once they
+        change."""
         self._under_way: dict[int, Store] = {}
         """By the number of the move."""
 
@@ -174,8 +175,9 @@ class TierStores:
         for at in moved:
             target.index.put(move.keys[at], move.targets[at])
         target.happened["stored"] += len(moved)
-        if new:
-            target.note_new(new, self._pool.observers)
+        if new and target.note_new(new, self._pool.observers) and target is self._host:
+            # what has left may be evicted as soon: storing it again would have others leave, without end
+            self._nothing_to_store = (self._pool.num_evicted, self._pool.num_cached)
 
     def abandon(self) -> None:
         """End all stores without their answers. No move may be in progress."""

@@ -54,6 +54,25 @@ def test_nothing_is_loaded_into_a_block_that_the_same_step_copies() -> None:
     check_manager(manager)
 
 
+def test_quota_ends_stores_ahead() -> None:
+    """If a tenant may not have all that will be evicted soon, its blocks are not stored in turns, without end."""
+    tier = LowerTier(Tier.HOST, HostIndex(8))
+    manager = BlockManager(7, SIZE, tiers=TierPlan([tier], num_stored_ahead=4, quota_blocks=1))
+    host = manager.tiers
+    assert host is not None
+    asked = reserve(1, SIZE, candidates=[Candidate(1, [*CACHED, *OTHER], 13)])
+    asked.candidate_tenants[1] = "a"
+    manager.grant(asked)
+    manager.grant(reserve(2, SIZE, committed=[1], free=[1]))
+    moves = moves_of(manager)
+    assert len(moves) == 1
+    for move in moves:
+        host.end_move(Moved(move.number))
+        moves += moves_of(manager)
+        assert len(moves) < 5
+    assert tier.quota is not None and tier.quota.num_blocks("a") == 1
+
+
 def test_stores_follow_each_other() -> None:
     """Blocks that become free during a store are stored next, without another grant; but not after a failed store."""
     manager = BlockManager(5, SIZE, tiers=TierPlan([LowerTier(Tier.HOST, HostIndex(8))], num_stored_ahead=4))
