@@ -13,7 +13,9 @@ OF_SEVERAL = frozenset({"Routed", "EngineClosing"})
 OF_PEERS = frozenset({"Lent", "EndMove", "HurryMove", "RoleChanged", "AnnounceKeys"})
 """...that fetch blocks from each other..."""
 OF_TIERS = frozenset({"Move", "Moved", "MoveFailed", "MoveLate", "Barrier", "BarrierPassed", "ClearTier", "LoadsOver"})
-"""...or where blocks are also kept on the host."""
+"""...or where blocks are also kept on the host..."""
+OF_OBJECTS = frozenset({"ListTier", "ListedPage", "ListingFailed"})
+"""...or in an object store."""
 OF_LEAVING = frozenset({"Unsent", "EndMove", "Abort", "Left"})
 """Messages that clients cause who leave."""
 RARE = frozenset(
@@ -29,6 +31,7 @@ RARE = frozenset(
         "DropAdapter",
         "push",
         *OF_TIERS,
+        *OF_OBJECTS,
     }
 )
 """Messages that are not sent in every run that could, and calls of which most are like each other; more seeds aim at
@@ -49,9 +52,12 @@ CAUSES = {
     "AnnounceKeys": ("cut wire",),
     "EndMove": ("slow copies",),
     "DropAdapter": ("reload adapter",),
+    "ListTier": ("kill engine",),
+    "ListedPage": ("kill engine",),
+    "ListingFailed": ("object reads fail", "kill engine"),
 }
 """The faults that bring a type of message about."""
-AT_ONCE = frozenset({"hang copies", "slow copies"})
+AT_ONCE = frozenset({"hang copies", "slow copies", "object reads fail"})
 """Those of them that have to begin before what they disturb."""
 NTH_CALLS = (1, 2, 5, 12, 30, 80)
 """Which call of a run raises: before most of them something has been done that may be lost."""

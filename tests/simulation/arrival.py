@@ -6,6 +6,8 @@ import attrs
 
 BLOCK = 4
 """Tokens in a block."""
+SLOT_BYTES = 8
+"""Of a token, in the fake executor's cache."""
 STEP_S = 0.01
 FIRST_ID, NUM_IDS = 4, 120
 """The tokens that are drawn: printable characters of the tiny model's vocabulary, and bytes of others."""
@@ -16,6 +18,8 @@ TOOLS = ("find", "add")
 """Names of the tools that clients offer."""
 ANY_LETTER = -1
 """In a script: a letter that the model draws."""
+TOGETHER_S = 0.03
+"""When many come to an engine, after others that have filled it."""
 AFTERWARDS = 1000
 """Requests with this number and higher ones are sent when everything else is over."""
 
@@ -31,7 +35,7 @@ class Mark:
     """For an hour instead of five minutes."""
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Arrival:
     """One request."""
 
@@ -70,7 +74,13 @@ class Arrival:
     grammar: int = 0
     """Which tokens may be drawn, by the rule of `fake_grammars.py`; 0: all."""
     script: tuple[int, ...] = ()
-    """Tokens that come first, since its grammar allows no others."""
+    """Tokens with which its answer begins, since its grammar allows no others."""
+    reasons: bool = False
+    """Its grammar has it reason before it answers."""
+    is_amid_reasoning: bool = False
+    """Its prompt has begun to reason, and its outputs go on with that."""
+    thinking_budget: int | None = None
+    """Tokens of reasoning after which it has to end."""
     tools: tuple[str, ...] = ()
     """The tools that may be called: only then calls are told from text."""
     max_calls: int | None = None
@@ -119,7 +129,12 @@ class Arrival:
     @property
     def grammar_text(self) -> str:
         """How its grammar is written."""
-        return f"{self.grammar}:{','.join(map(str, self.script))}"
+        return f"{self.grammar}:{int(self.reasons)}:{','.join(map(str, self.script))}"
+
+    @property
+    def is_read(self) -> bool:
+        """Whether reasoning and calls are told from text."""
+        return bool(self.tools) or self.reasons or self.is_amid_reasoning
 
     @property
     def reads_cache(self) -> bool:

@@ -164,7 +164,8 @@ class Clients:
             adapter=self._seen.adapters.get(arrival.adapter, ""),
             with_token_ids=arrival.with_token_ids,
             grammar=GrammarSpec(GrammarKind.LARK, arrival.grammar_text, "grammar") if arrival.grammar else None,
-            output=OutputRules({name: {} for name in arrival.tools}, arrival.max_calls) if arrival.tools else None,
+            output=OutputRules({name: {} for name in arrival.tools}, arrival.max_calls) if arrival.is_read else None,
+            thinking_budget=arrival.thinking_budget,
         )
 
     def _is_written(self, request_id: str, told: dict[str, Any]) -> bool:
@@ -242,6 +243,7 @@ def _piece(now: float, event: Delta) -> Piece:
         prompt_ids,
         (*((Part("text", event.text),) if event.text else ()), *map(_part, event.events)),
         vector,
+        event.num_reasoning_tokens,
     )
 
 

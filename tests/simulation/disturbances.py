@@ -20,10 +20,11 @@ from quipu.actors.request_desk.health import CannotMove, DrainMode, LastEngine, 
 from quipu.actors.wiring import Runtime
 from quipu.kernels.fake import Dials
 from tests.simulation.arrival import STEP_S
+from tests.simulation.drawn_faults import Fault
 from tests.simulation.engine_host import SimulatedHost
 from tests.simulation.fake_grammars import MaskFaults
+from tests.simulation.memory_bucket import BucketDials
 from tests.simulation.memory_ledger import DiskDials
-from tests.simulation.plan import Fault
 from tests.simulation.seen import Applied
 from tests.simulation.tap import Tap
 from tests.simulation.virtual_time import Clocks
@@ -72,6 +73,7 @@ class Disturber:
     _disk: DiskDials
     _dials: Mapping[int, Dials]
     _masks: MaskFaults
+    _bucket: BucketDials
     _clocks: Clocks
     _tap: Tap
     _began: float
@@ -118,9 +120,17 @@ class Disturber:
             case "lose mask":
                 self._masks.num_to_lose += min(fault.amount, 3)
             case "disk reads fail":
-                await self._for_a_while("fails_reads", fault.lasts_s)
+                await _for_a_while(self.disk_dials, "fails_reads", fault.lasts_s)
             case "disk writes fail":
-                await self._for_a_while("fails_writes", fault.lasts_s)
+                await _for_a_while(self.disk_dials, "fails_writes", fault.lasts_s)
+            case "object reads fail":
+                await _for_a_while(self._bucket, "fails_reads", fault.lasts_s)
+            case "object writes fail":
+                await _for_a_while(self._bucket, "fails_writes", fault.lasts_s)
+            case "objects are damaged":
+                self._bucket.num_to_damage += fault.amount
+            case "objects are lost":
+                self._bucket.num_to_lose += fault.amount
             case "disk bits flip":
                 self.disk_dials.num_bits_to_flip += fault.amount
             case "reload adapter":
@@ -132,11 +142,6 @@ class Disturber:
             case _:
                 return await self._do_to_engine(fault)
         return True
-
-    async def _for_a_while(self, dial: str, lasts_s: float) -> None:
-        setattr(self.disk_dials, dial, True)
-        await trio.sleep(lasts_s)
-        setattr(self.disk_dials, dial, False)
 
     async def _reload(self, fault: Fault) -> bool:
         """Unload an adapter once its requests have ended, and load it again."""
@@ -231,3 +236,9 @@ class Disturber:
         for place in held[:amount]:
             store.bytes[place * size + amount % size] ^= 1 << amount % 8
         return True
+
+
+async def _for_a_while(dials: object, dial: str, lasts_s: float) -> None:
+    setattr(dials, dial, True)
+    await trio.sleep(lasts_s)
+    setattr(dials, dial, False)

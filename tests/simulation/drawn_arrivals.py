@@ -8,12 +8,24 @@ from collections.abc import Sequence
 
 import attrs
 
-from tests.simulation.arrival import ADAPTERS, AFTERWARDS, BLOCK, FIRST_ID, NUM_IDS, TENANTS, Arrival, Mark
+from tests.simulation.arrival import (
+    ADAPTERS,
+    AFTERWARDS,
+    BLOCK,
+    FIRST_ID,
+    NUM_IDS,
+    TENANTS,
+    TOGETHER_S,
+    Arrival,
+    Mark,
+)
 from tests.simulation.expected import answer_to, encoded, position_of, rendered
 
 MOST_ARRIVALS = 14
 SHARE_OF_LISTS, SHARE_OF_VECTORS = 0.1, 0.06
 """Of requests: those with several prompts, and those for vectors."""
+SHARE_OF_BATCHES = 0.3
+"""Of the crowds that fill an engine, those for whom nobody waits."""
 LETTERS = string.ascii_letters + "  .,"
 
 
@@ -238,14 +250,13 @@ def _draw_with_everything(rng: random.Random, tenant: str, eos_token_ids: tuple[
 def _draw_crowd(rng: random.Random, after: int, num_together: int) -> list[Arrival]:
     """Draw as many requests as an engine runs together, and then some of which it has to choose."""
     urgency = [(0, True), (1, False), (0, False), (-1, False)]
-    urgency = [one for one in urgency for _ in range(num_together // 2)]
-    prompts = [draw_ids(rng, 3) for _ in range(num_together + len(urgency))]
+    urgency = [one for one in urgency for _ in range(2)]
+    tenants, are_batches = rng.sample(TENANTS, 2), rng.random() < SHARE_OF_BATCHES
     crowd = [
-        Arrival(0, 0.0, rng.choice(TENANTS), prompt, 40, follows=after, ignores_eos=True)
-        for prompt in prompts[:num_together]
+        Arrival(0, 0.0, tenants[i % 2], draw_ids(rng, 3), 40, follows=after, ignores_eos=True, is_batch=are_batches)
+        for i in range(num_together)
     ]
-    for prompt, (priority, is_batch) in zip(prompts[num_together:], urgency, strict=True):
-        crowd.append(
-            Arrival(0, 0.03, rng.choice(TENANTS), prompt, 2, follows=after, priority=priority, is_batch=is_batch)
-        )
+    for priority, is_batch in urgency:
+        tenant, prompt = rng.choice(tenants), draw_ids(rng, rng.choice((3, 3 * BLOCK)))
+        crowd.append(Arrival(0, TOGETHER_S, tenant, prompt, 2, follows=after, priority=priority, is_batch=is_batch))
     return [attrs.evolve(one, number=after + 1 + i) for i, one in enumerate(crowd)]

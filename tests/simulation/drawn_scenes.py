@@ -1,4 +1,7 @@
-"""Draws what is rare by chance: who comes while an engine ends, leaves while it waits, marks much, or comes later."""
+"""Draws what is rare by chance: who comes while an engine ends, leaves while it waits, marks much, or comes later.
+
+And servers on which blocks run out while passes fail, or between two engines.
+"""
 
 from __future__ import annotations
 
@@ -68,17 +71,60 @@ def leaving_amid_prompts(rng: random.Random, arrivals: Sequence[Arrival], max_mo
     """Have half of the clients keep engines busy, and the others leave while their long prompts are computed."""
     changed: list[Arrival] = []
     for one in arrivals:
-        if one.chat or one.text is not None or one.further or one.is_embedded:
+        if not _is_of_ids(one):
             changed.append(one)
         elif rng.random() < 0.5:
             at_s, left_s = round(rng.uniform(0.3, 2.5), 6), round(rng.uniform(0.002, 0.15), 6)
             prompt = draw_ids(rng, max_model_len - LONG)
-            changed.append(attrs.evolve(one, at_s=at_s, prompt=prompt, max_tokens=1, leaves_after_s=left_s, stop=()))
+            leaves = attrs.evolve(one, at_s=at_s, prompt=prompt, max_tokens=LONG, leaves_after_s=left_s, stop=())
+            changed.append(attrs.evolve(leaves, is_batch=False, num_choices=1))
         else:
             at_s, prompt = round(rng.uniform(0.0, 1.0), 6), one.prompt[: 2 * BLOCK]
             stays = attrs.evolve(one, at_s=at_s, prompt=prompt, max_tokens=3 * LONG, ignores_eos=True, stop=())
             changed.append(attrs.evolve(stays, stop_token_ids=(), grammar=0, leaves_after_s=None, deadline_s=None))
     return tuple(changed)
+
+
+def pushing_out(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: int) -> tuple[Arrival, ...]:
+    """Have clients come in turn with prompts so long that each pushes out the one before, wherever that is computed."""
+    return tuple(
+        attrs.evolve(
+            one,
+            at_s=round(number * rng.uniform(0.01, 0.1), 6),
+            prompt=draw_ids(rng, max_model_len - LONG),
+            max_tokens=rng.randint(2, LONG),
+            num_choices=1,
+            leaves_after_s=round(rng.uniform(0.05, 0.6), 6) if rng.random() < 0.3 else None,
+            read_pause_s=0.0,
+            stop=(),
+        )
+        if _is_of_ids(one)
+        else one
+        for number, one in enumerate(arrivals)
+    )
+
+
+def growing_together(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:
+    """Have clients come at once with short prompts and long outputs, for all of which there is no room."""
+    return tuple(
+        attrs.evolve(
+            one,
+            at_s=round(rng.uniform(0.0, 0.05), 6),
+            prompt=one.prompt[: 2 * BLOCK],
+            max_tokens=3 * LONG,
+            ignores_eos=True,
+            stop_token_ids=(),
+            stop=(),
+        )
+        if _is_of_ids(one)
+        else one
+        for one in arrivals
+    )
+
+
+def _is_of_ids(arrival: Arrival) -> bool:
+    """Whether an arrival has one prompt, as token ids, and an output."""
+    return not (arrival.chat or arrival.text is not None or arrival.further or arrival.is_embedded)
 
 
 def crowding(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:
@@ -116,11 +162,14 @@ def draw_marked(rng: random.Random, num_blocks: int) -> list[Arrival]:
 
 
 def draw_pushed_out(rng: random.Random, num_blocks: int) -> list[Arrival]:
-    """Draw a prompt, others that push it off the device, and the same again; nothing on large devices."""
+    """Draw a prompt, others that push it off the device, and the same again; nothing on large devices.
+
+    A long one is also pushed out of a small tier, in part.
+    """
     if num_blocks > EASILY_FILLED:
         return []
     tenant = rng.choice(TENANTS)
-    first = Arrival(0, 0.0, tenant, draw_ids(rng, 6 * BLOCK + 1), 1)
+    first = Arrival(0, 0.0, tenant, draw_ids(rng, rng.choice((6, 20)) * BLOCK + 1), 1)
     fillers = [
         Arrival(0, 0.0, tenant, draw_ids(rng, FILLER_BLOCKS * BLOCK + 1), 1)
         for _ in range(-(-num_blocks // FILLER_BLOCKS))

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from tests.simulation.aims import OF_PEERS, OF_SEVERAL, OF_TIERS
-from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID
+from tests.simulation.aims import OF_OBJECTS, OF_PEERS, OF_SEVERAL, OF_TIERS
+from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID, SLOT_BYTES
 
 SMALL_SEGMENT = 128 << 10
 """Bytes of a segment of the ledger that a run fills, if the first lines are long..."""
@@ -16,6 +16,12 @@ NEARLY_FULL = 30_000
 """...such as these, which leave room for a few requests..."""
 HALF_FULL = 12_000
 """...or these, for as many as do not allow for their ends, and for no spare segment yet."""
+CROWDED_BLOCKS = 26
+"""Blocks that two sequences of a crowd need."""
+QUOTA_BLOCKS = 20
+"""Blocks that a tenant may have in a tier, where there is a limit."""
+LOAD_COSTS = '{"compute_s": 0.001, "latency_s": {"disk": 0.001}, "block_s": {"disk": 0.01}}'
+"""With which what is on the host is loaded, and what is on a disk is computed again."""
 
 
 @attrs.frozen
@@ -29,6 +35,8 @@ class Setup:
     """Blocks of the tier on the host; 0: there is none."""
     disk_blocks: int
     """The same of the tier on a disk, for each engine."""
+    has_objects: bool
+    """Whether there is an object store, which engines share."""
     has_adapters: bool
     fsync: bool
     segment_bytes: int
@@ -38,7 +46,8 @@ class Setup:
     @property
     def tiers(self) -> tuple[str, ...]:
         """The names of the tiers below the device."""
-        return tuple(name for name, blocks in (("host", self.host_blocks), ("disk", self.disk_blocks)) if blocks)
+        are_there = {"host": self.host_blocks, "disk": self.disk_blocks, "remote": self.has_objects}
+        return tuple(name for name, is_there in are_there.items() if is_there)
 
     @property
     def drafts(self) -> bool:
@@ -58,7 +67,10 @@ def draw_setup(rng: random.Random, message: str) -> Setup:
         "num_blocks": rng.choice((26, 26, 32) if message in OF_TIERS else (26, 32, 48, 64, 200, 600)),
         "max_num_seqs": rng.choice((2, 4, 8, 16)),
         "max_num_batched_tokens": rng.choice((16, 32, 64, 256)),
-        "watermark": rng.choice((0.0, 0.0, 0.01, 0.1)),
+        "watermark": rng.choice((0.0, 0.01, 0.1, 0.2)),
+        "long_prefill_token_threshold": rng.choice((0, 0, 0, 2 * BLOCK)),
+        "max_waiting_requests": rng.choice((0, 0, 0, 0, 4)),
+        "max_waiting_share": rng.choice((1.0, 0.5)),
         "scheduling_policy": rng.choice(("fcfs", "fcfs", "priority", "fair")),
         "max_steps_in_flight": rng.choice((1, 2, 2)),
         "share_pending_prefixes": rng.random() < 0.8,
@@ -80,6 +92,15 @@ def draw_setup(rng: random.Random, message: str) -> Setup:
         engine["engine_roles"] = ("prefill", "decode", "mixed")[:num_engines]
     elif rng.random() < 0.2:
         engine["on_engine_death"] = "fail"
+    if engine["scheduling_policy"] == "fair" or engine["max_waiting_requests"]:  # then crowds tell something
+        num_seqs = 4 if engine["num_blocks"] > 2 * CROWDED_BLOCKS else 2
+        engine |= {"max_num_seqs": num_seqs, "submit_slots": 256, "encode_slots": 256}
+    if rng.random() < 0.4:
+        engine |= {"kv_load": "auto", "kv_load_costs": LOAD_COSTS}
+    if rng.random() < 0.3:
+        engine["kv_store"] = "reused"
+    if rng.random() < 0.3:
+        engine["kv_quota"] = QUOTA_BLOCKS * BLOCK * SLOT_BYTES
     has_adapters = message == "DropAdapter" or (message not in OF_TIERS and rng.random() < 0.2)
     if has_adapters:
         engine["max_loras"] = len(ADAPTERS)
@@ -88,7 +109,8 @@ def draw_setup(rng: random.Random, message: str) -> Setup:
         num_engines=num_engines,
         engine=engine,
         host_blocks=host_blocks,
-        disk_blocks=rng.choice((24, 96)) if rng.random() < 0.15 else 0,
+        disk_blocks=rng.choice((24, 96)) if rng.random() < (0.4 if host_blocks else 0.15) else 0,
+        has_objects=message in OF_OBJECTS or rng.random() < 0.1,
         has_adapters=has_adapters,
         fsync=rng.random() < 0.5,
         segment_bytes=rng.choice((SMALL_SEGMENT, 1 << 18)),

@@ -1,4 +1,4 @@
-"""Gives some of a seed's requests tools, and has their outputs call these, as a grammar of calls would."""
+"""Has some of a seed's requests reason, and call tools, as a grammar of calls would have them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import attrs
 
 from tests.simulation.arrival import ANY_LETTER, TOOLS, Arrival
 from tests.simulation.expected import encoded, rendered
+from tests.simulation.expected_thoughts import END_OF_THOUGHT, THOUGHT
 
 UNKNOWN = "sum"
 """A tool that nobody offers: to write its call is to write text."""
 LEAST_ROOM = 16
 """Tokens of an output with tools, so that a call at least begins."""
 MOST = 3
-"""Requests of a seed that get tools: their outputs are long."""
+"""Requests of a seed that get tools, and those whose prompts begin to reason: their outputs are long."""
+SHARE_OF_THOUGHTS = 0.4
+"""Of the outputs with tools, those that reason first."""
+BUDGETS = (0, 1, 4, 9)
 LEN_WITH_TOOLS = 320
 """The length of the model if tools are to be a part of chats..."""
 BLOCKS_WITH_TOOLS = 200
@@ -33,6 +37,32 @@ def with_tools(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: i
     return tuple(_drawn(rng, one, max_model_len) if one.number in chosen else one for one in arrivals)
 
 
+def amid_reasoning(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: int) -> tuple[Arrival, ...]:
+    """Return the arrivals, the prompts of a few of which begin to reason."""
+    opening = encoded(THOUGHT)
+    fit = [
+        one.number
+        for one in arrivals
+        if len(one.prompt) + len(opening) + LEAST_ROOM <= max_model_len
+        and not (one.further or one.is_embedded or one.chat or one.text is not None or one.grammar)
+    ]
+    chosen = rng.sample(fit, min(len(fit), rng.randint(1, MOST)))
+    changed: list[Arrival] = []
+    for one in arrivals:
+        if one.number in chosen:
+            prompt, budget = one.prompt + opening, rng.choice((*BUDGETS, None))
+            most = min(max_model_len - len(prompt), one.max_tokens + _around(budget))
+            one = attrs.evolve(one, prompt=prompt, max_tokens=most, stop=(), thinking_budget=budget)
+            one = attrs.evolve(one, is_amid_reasoning=True)
+        changed.append(one)
+    return tuple(changed)
+
+
+def _around(budget: int | None) -> int:
+    """Return how many tokens reasoning takes with this budget."""
+    return 0 if budget is None else budget + len(encoded(THOUGHT + END_OF_THOUGHT))
+
+
 def _drawn(rng: random.Random, arrival: Arrival, max_model_len: int) -> Arrival:
     tools = TOOLS if rng.random() < 0.9 else TOOLS[:1]
     if arrival.chat and max_model_len >= LEN_WITH_TOOLS:
@@ -42,10 +72,15 @@ def _drawn(rng: random.Random, arrival: Arrival, max_model_len: int) -> Arrival:
     script = tuple(ANY_LETTER for _ in range(rng.randint(0, 2)))
     for _ in range(rng.choice((1, 1, 2, 3))):
         script += _call(rng)
-    wanted = len(script) + rng.randint(0, 4) if rng.random() < 0.8 else rng.randint(1, len(script))
+    reasons = rng.random() < SHARE_OF_THOUGHTS
+    budget = rng.choice((*BUDGETS, *BUDGETS, None)) if reasons else None
+    most = len(script) + (_around(budget) if reasons else 0)
+    wanted = most + rng.randint(0, 4) if rng.random() < 0.8 else rng.randint(1, most)
     return attrs.evolve(
         arrival,
         script=script,
+        reasons=reasons,
+        thinking_budget=budget,
         tools=tools,
         max_calls=rng.choice((None, None, 1, 2)),
         grammar=rng.choice((1, 2)),

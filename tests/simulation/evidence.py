@@ -142,9 +142,17 @@ class Evidence:
             for choice in range(arrival.num_choices):
                 yield part.prompt + self.answer(part, choice).token_ids[:-1]
 
-    def computed(self, arrival: Arrival) -> Iterator[tuple[int, ...]]:
-        """Yield the same with what an engine may compute before it hears that a stop string or a call is complete."""
-        return self.sequences(attrs.evolve(arrival, stop=(), max_calls=None))
+    def computed(self, arrival: Arrival) -> tuple[tuple[int, ...], ...]:
+        """Return the same with what an engine may compute before it hears that a stop string or a call is complete."""
+        which = arrival.number, arrival.part, len(arrival.further)
+        if which not in self._computed:
+            self._computed[which] = tuple(self.sequences(attrs.evolve(arrival, stop=(), max_calls=None)))
+        return self._computed[which]
+
+    @cached_property
+    def _computed(self) -> dict[tuple[int, int, int], tuple[tuple[int, ...], ...]]:
+        """By an arrival's number, part and further prompts."""
+        return {}
 
     # ------------------------------------------------------------ metrics
 

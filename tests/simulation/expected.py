@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from tests.simulation.arrival import FIRST_ID, NUM_IDS, Arrival
 from tests.simulation.expected_calls import call_ends
-from tests.simulation.fake_grammars import next_token
+from tests.simulation.expected_thoughts import END_OF_THOUGHT, THOUGHT, Course
 from tests.tiny import TINY
 
 MASK = (1 << 61) - 1
@@ -49,6 +49,8 @@ class Answer:
     stop_token_id: int | None = None
     """...or the token."""
     scores: tuple[Scored, ...] = ()
+    num_thoughts: int = 0
+    """Tokens of its reasoning."""
 
     @property
     def num_tokens(self) -> int:
@@ -116,27 +118,32 @@ def answer_to(arrival: Arrival, eos_token_ids: tuple[int, ...], choice: int = 0,
     text = ""
     drawn: tuple[int, ...] = ()
     scores: tuple[Scored, ...] = ()
+    course = Course(arrival, encoded(THOUGHT), encoded(END_OF_THOUGHT), eos_token_ids)
+
+    def ended(text: str, reason: str, stop: str | None = None, stop_token_id: int | None = None) -> Answer:
+        return Answer(text, drawn, reason, stop, stop_token_id, scores, course.num_thoughts)
+
     for position in range(arrival.max_tokens):
         token_id = FIRST_ID + (hash((seed & MASK, position, *slots)) & MASK) % NUM_IDS
-        if arrival.grammar:
-            token_id = next_token(arrival.grammar, arrival.script, drawn, token_id)
+        token_id = course.next_token(token_id)
         if arrival.logprobs is not None:
             scores += (score(slots, token_id, arrival.logprobs),)
         slots.append(_slot(token_id, len(slots), adapter))
         drawn += (token_id,)
+        course.add(token_id)
         is_last = token_id in ends
         if is_last and not arrival.include_stop:
-            return Answer(text, drawn, "stop", stop_token_id=token_id, scores=scores)
+            return ended(text, "stop", stop_token_id=token_id)
         text = str(_tokenizer().decode(list(drawn)))
         found = [(at + len(stop), at, stop) for stop in arrival.stop if (at := text.find(stop)) >= 0]
         if found:
             end, at, stop = min(found)
-            return Answer(text[: end if arrival.include_stop else at], drawn, "stop", stop, scores=scores)
+            return ended(text[: end if arrival.include_stop else at], "stop", stop)
         if arrival.max_calls is not None and len(calls := call_ends(text, arrival.tools)) >= arrival.max_calls:
-            return Answer(text[: calls[arrival.max_calls - 1]], drawn, "stop", scores=scores)
+            return ended(text[: calls[arrival.max_calls - 1]], "stop")
         if is_last:
-            return Answer(text, drawn, "stop", stop_token_id=token_id, scores=scores)
-    return Answer(text, drawn, "length", scores=scores)
+            return ended(text, "stop", stop_token_id=token_id)
+    return ended(text, "length")
 
 
 def vector_of(arrival: Arrival, adapter: str = "") -> list[float]:

@@ -1,6 +1,6 @@
-"""What a right server reads in an output that may call tools, said again in a few lines for what scripts write.
+"""What a right server reads in an output that may reason and call tools, said again in a few lines for what it writes.
 
-    some text<tool_call>
+    <think>abc</think>some text<tool_call>
     {"name": "find", "arguments": {"word": "ab"}}
     </tool_call>more text
 
@@ -13,6 +13,8 @@ import re
 from collections.abc import Collection
 
 import attrs
+
+from tests.simulation.expected_thoughts import END_OF_THOUGHT, THOUGHT
 
 _OPENING = re.compile(r'<tool_call>\s*\{"name": ?"(\w+)"')
 """From here on a call is certain."""
@@ -34,6 +36,8 @@ class Reading:
     content: str
     """The text outside of calls, without white space."""
     calls: tuple[Call, ...]
+    reasoning: str = ""
+    """The same of the reasoning."""
 
 
 def call_ends(text: str, tools: Collection[str]) -> list[int]:
@@ -41,8 +45,11 @@ def call_ends(text: str, tools: Collection[str]) -> list[int]:
     return [found.end() for found in _WHOLE.finditer(text) if found[1] in tools]
 
 
-def read_output(text: str, tools: Collection[str]) -> Reading:
-    """Return the calls of these tools in a text, and what else there is."""
+def read_output(text: str, tools: Collection[str], *, is_amid_reasoning: bool = False) -> Reading:
+    """Return the calls of these tools in a text, and what else there is. It may begin amid reasoning."""
+    reasoning = ""
+    if is_amid_reasoning or text.startswith(THOUGHT):
+        reasoning, _, text = text.removeprefix(THOUGHT).partition(END_OF_THOUGHT)
     content, calls, at = "", [], 0
     for found in _OPENING.finditer(text):
         if found[1] not in tools:
@@ -63,7 +70,7 @@ def read_output(text: str, tools: Collection[str]) -> Reading:
         if not is_whole or CLOSING.startswith(after):
             break
         at = len(text) - len(after.removeprefix(CLOSING))
-    return Reading(squeezed(content + text[at:]), tuple(calls))
+    return Reading(squeezed(content + text[at:]), tuple(calls), squeezed(reasoning))
 
 
 def squeezed(text: str) -> str:

@@ -1,13 +1,14 @@
 """Grammars of a simulation: a rule for the next token that needs no library and no process.
 
-A grammar is a number, and a script that comes first, as that of a forced call. Which tokens may come next depends on
-the number, on how many there are, and on the last one, so that an engine that has lost or repeated a token masks
-others. `Checks` stands for the web process's pool of grammar processes, `Masks` for an engine's.
+A grammar is a number, whether the model is to reason first, and a script that comes then, as that of a forced call.
+Which tokens may come next depends on the number, on how many there are, and on the last one, so that an engine that has
+lost or repeated a token masks others. `Checks` stands for the web process's pool of grammar processes, `Masks` for an
+engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any
@@ -40,11 +41,16 @@ def next_token(grammar: int, script: Sequence[int], answer: Sequence[int], drawn
     return drawn if drawn in ids else ids[drawn % len(ids)]
 
 
+def in_reasoning(closing: Collection[int], ends: Collection[int]) -> list[int]:
+    """Return the tokens that may come in reasoning, which `closing` ends: those that end an output may not."""
+    return sorted({*range(FIRST_ID, FIRST_ID + NUM_IDS), *closing} - set(ends))
+
+
 @lru_cache
-def _read(text: str) -> tuple[int, tuple[int, ...]]:
-    """Return the number and the script of a grammar that was written by `Arrival.grammar_text`."""
-    number, _, script = text.partition(":")
-    return int(number), tuple(map(int, script.split(","))) if script else ()
+def _read(text: str) -> tuple[int, bool, tuple[int, ...]]:
+    """Return the number and the script of a grammar that was written by `Arrival.grammar_text`, and if it reasons."""
+    number, reasons, script = text.split(":")
+    return int(number), reasons == "1", tuple(map(int, script.split(","))) if script else ()
 
 
 @attrs.define(eq=False)
@@ -62,6 +68,10 @@ class Masks:
     faults: MaskFaults
     lost: str
     """Why a mask is lost, in the server's words."""
+    closing: Collection[int] = ()
+    """The tokens that end reasoning..."""
+    ends: Collection[int] = ()
+    """...and those that end an output."""
 
     def prepare(self, grammar: Any) -> Future[Any]:
         is_ready: Future[Any] = Future()
@@ -71,16 +81,22 @@ class Masks:
     def begin(self, grammars: list[Any], drafts: Sequence[Sequence[int]] = ()) -> Callable[[], Sequence[Any]]:
         masks: list[Any] = []
         for grammar, draft in zip(grammars, drafts or [()] * len(grammars), strict=True):
-            text, answer = grammar.text, grammar.answer
-            masks += [self._mask(text, [*answer, *draft[:num]]) for num in range(len(draft) + 1)]
+            masks += [self._mask(grammar, [*grammar.answer, *draft[:num]]) for num in range(len(draft) + 1)]
         return lambda: masks
 
-    def _mask(self, text: str, answer: list[int]) -> Any:
+    def _mask(self, grammar: Any, answer: list[int]) -> Any:
         if self.faults.num_to_lose:
             self.faults.num_to_lose -= 1
             return self.lost
+        number, reasons, script = _read(grammar.text)
+        if grammar.is_reasoning:
+            ids = in_reasoning(self.closing, self.ends)
+        elif reasons and grammar.next_opening_id is not None:
+            ids = [grammar.next_opening_id]
+        else:
+            ids = allowed(number, script, answer)
         bits = np.zeros(VOCABULARY, np.uint8)
-        bits[allowed(*_read(text), answer)] = 1
+        bits[ids] = 1
         return np.packbits(bits, bitorder="little").tobytes()
 
     def warm_up(self) -> None:

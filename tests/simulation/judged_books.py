@@ -104,8 +104,6 @@ def _outputs_add_up(evidence: Evidence, arrival: Arrival, watched: Watched, reco
     drafted, accepted = number("draft_tokens", 0), number("accepted_draft_tokens", 0)
     if not 0 <= accepted <= drafted or (drafted and not evidence.seen.plan.setup.drafts):
         yield f"{name} has {accepted} accepted of {drafted} drafted tokens"
-    if number("reasoning_tokens", 0):
-        yield f"{name} has reasoning tokens"
 
 
 def work_is_done_once(evidence: Evidence) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.simulation.arrival import BLOCK, STEP_S, Arrival
+from tests.simulation.arrival import BLOCK, SLOT_BYTES, STEP_S, Arrival
 from tests.simulation.evidence import Evidence, Record, common, is_afterwards
 from tests.simulation.seen import Watched
 
@@ -29,7 +29,8 @@ def cached_is_possible(evidence: Evidence) -> Iterator[str]:
         name = arrival.request_id
         if not evidence.engine["enable_prefix_caching"] or not arrival.reads_cache:
             yield f"{name} has {cached} cached tokens, and reads no cache"
-        reset_s = evidence.last_reset(watched)
+        # an object store, which servers share, is not reset
+        reset_s = -1.0 if evidence.seen.plan.setup.has_objects else evidence.last_reset(watched)
         admitted_s = watched.opened_at + record["admitted_at"] - record["received_at"]
         there: list[Arrival] = []
         for other, others in evidence.requests():
@@ -101,8 +102,20 @@ def tiers_are_told(evidence: Evidence) -> Iterator[str]:
         by_tier = {tier: record.get(f"cached_{tier}_tokens") or 0 for tier in ("device", "host", "disk")}
         found = by_tier["host"] + by_tier["disk"]
         most = (len(arrival.prompt) - 1) // BLOCK * BLOCK
-        if by_tier["device"] or (evidence.is_quiet and evidence.seen.plan.setup.host_blocks >= 64 and found < most):
+        has_room = evidence.seen.plan.setup.host_blocks >= 64 and "kv_quota" not in evidence.engine
+        if by_tier["device"] or (evidence.is_quiet and has_room and found < most):
             yield f"{arrival.request_id} found {by_tier} of {most} tokens that were pushed off the device"
+
+
+def quotas_hold(evidence: Evidence) -> Iterator[str]:
+    """No prompt finds more in a tier than its tenant may have there."""
+    if (quota := evidence.engine.get("kv_quota")) is None:
+        return
+    for arrival, _, record in evidence.recorded():
+        for tier in ("host", "disk"):
+            found = record.get(f"cached_{tier}_tokens") or 0
+            if found * SLOT_BYTES > quota * len(arrival.parts):
+                yield f"{arrival.request_id} found {found} tokens in {tier}, of {quota} bytes that its tenant may have"
 
 
 def loads_are_hits(evidence: Evidence) -> Iterator[str]:

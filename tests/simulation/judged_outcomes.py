@@ -103,6 +103,8 @@ def outcome_has_a_reason(evidence: Evidence) -> Iterator[str]:
             continue
         if error is None:
             yield f"{name} is {outcome} without an error"
+        elif error[0] in ("overloaded", "invalid") and _is_turned_away(evidence, arrival, watched):
+            continue
         elif not (_is_told_why(evidence, arrival, outcome, error[0]) or _may_fail(evidence, arrival, watched)):
             yield f"{name} is {outcome}: {error[1]}"
 
@@ -114,6 +116,17 @@ def _is_told_why(evidence: Evidence, arrival: Arrival, outcome: str, kind: str) 
     return outcome == "rejected" and evidence.happened(*DISK_FAULTS) and not is_afterwards(arrival)
 
 
+def _is_turned_away(evidence: Evidence, arrival: Arrival, watched: Watched) -> bool:
+    """Whether a request had so many others beside it that it might not wait."""
+    limit = evidence.engine["max_waiting_requests"] * evidence.engine["max_waiting_share"]
+    beside = sum(
+        other.num_outputs
+        for other, others in evidence.requests()
+        if others.opened_at <= watched.ended_at and others.ended_at >= watched.opened_at
+    )
+    return bool(limit) and beside > limit
+
+
 def _may_fail(evidence: Evidence, arrival: Arrival, watched: Watched) -> bool:
     """Whether faults explain an error: a request may be blamed for two deaths, or fit in no pass.
 
@@ -123,9 +136,9 @@ def _may_fail(evidence: Evidence, arrival: Arrival, watched: Watched) -> bool:
         return False
     seen, record = evidence.seen, evidence.record(arrival)
     amounts = {fault.number: fault.amount for fault in seen.plan.faults}
+    if sum(amounts[fault.number] for fault in seen.happened if fault.kind == "fail passes") > 1:
+        return True
     for fault in seen.happened:
-        if fault.kind == "fail passes" and amounts[fault.number] > 1:
-            return True
         if fault.kind == "no memory" and amounts[fault.number] <= BLOCK:
             return True
         if fault.kind == "lose mask" and arrival.grammar:

@@ -69,7 +69,12 @@ def _chunks(
         one.num_blocks += planned.num_new_blocks.get(chunk.sequence_id, 0)
         if one.num_blocks != -(-chunk.end // BLOCK):
             yield f"{chunk} has {one.num_blocks} blocks"
-        if chunk.end < one.num_tokens and planned.num_positions < most_positions and not may_be_short:
+        longest = evidence.engine["long_prefill_token_threshold"]
+        if longest and chunk.count > longest and len(planned.rows) > 1:
+            yield f"{chunk} has {chunk.count} positions beside others, and may have {longest}"
+        is_longest = chunk.count == longest
+        is_short = chunk.end < one.num_tokens and planned.num_positions < most_positions and not is_longest
+        if is_short and not may_be_short:
             yield f"{chunk} of {one.num_tokens} tokens ends in a pass of {planned.num_positions} positions"
 
 

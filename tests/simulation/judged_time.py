@@ -10,7 +10,7 @@ from tests.simulation.evidence import Evidence, common, is_afterwards
 
 PATIENCE_S = 5.0
 """What a request may take beyond three times its quiet time, after the last fault."""
-PATIENCE_AFTERWARDS_S = 1.0
+PATIENCE_AFTERWARDS_S = 1.5
 """The same when nothing disturbs it."""
 PROMPTLY_S = 0.2
 """Until a quiet engine has ended what nobody wants any more, or a client hears of an end."""
@@ -25,7 +25,8 @@ def nothing_waits_too_long(evidence: Evidence) -> Iterator[str]:
         quiet_s = _quiet_s(evidence, arrival)
         read_s = arrival.read_pause_s * (len(watched.events) + 1)
         begins_s = max(watched.opened_at, seen.last_fault_s)
-        patience_s = PATIENCE_AFTERWARDS_S if is_afterwards(arrival) else PATIENCE_S
+        is_awaited = is_afterwards(arrival) and not arrival.is_batch
+        patience_s = PATIENCE_AFTERWARDS_S if is_awaited else PATIENCE_S
         if watched.ended_at > begins_s + 3 * quiet_s + patience_s + read_s:
             yield f"{arrival.request_id} came at {watched.opened_at:g} and ended at {watched.ended_at:g} s"
     for arrival in seen.plan.all_arrivals:

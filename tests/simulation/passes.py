@@ -1,7 +1,7 @@
 """What passes an engine has planned and done, as plain data: noted by `tap.py`, judged by `judged_passes.py`.
 
-Of a run's messages these are four: of which request a sequence is (`Track`), when it was submitted (`Submit`), what a
-pass is to compute (`StepPlan`), and what it has computed (`StepDone`).
+Of a run's messages these are five: of which request a sequence is (`Track`), when it was submitted (`Submit`), who gets
+blocks (`Granted`), what a pass is to compute (`StepPlan`), and what it has computed (`StepDone`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,24 @@ class PlannedPass:
         return len(self.going_on) + sum(chunk.count for chunk in self.chunks)
 
 
+@attrs.frozen
+class Grant:
+    """Blocks for a pass."""
+
+    num_rows: int
+    """Sequences that get some, or have no need of any..."""
+    admitted: tuple[int, ...]
+    """...of which these are new to the engine."""
+    num_spare_blocks: int
+    """Those that are free then, or would be if pins gave way."""
+
+
 @attrs.define(eq=False)
 class Passes:
     """Those of a run, in order."""
 
     planned: list[PlannedPass] = attrs.field(factory=list)
+    grants: list[Grant] = attrs.field(factory=list)
     spans: dict[int, list[tuple[int, int]]] = attrs.field(factory=dict)
     """What was computed and kept, by sequence: first positions and ends."""
     request_of: dict[int, str] = attrs.field(factory=dict)
@@ -80,6 +93,9 @@ class Passes:
             admitted = {one.sequence_id: Admitted(len(one.tokens), len(one.keys)) for one in message.admitted}
             new_blocks = {sequence_id: len(blocks) for sequence_id, blocks in message.new_blocks.items()}
             self.planned.append(PlannedPass(channel, tuple(going_on), tuple(chunks), admitted, new_blocks))
+        elif kind == "Granted":
+            num_spare_blocks = message.num_free_blocks + message.num_pinned_blocks
+            self.grants.append(Grant(len(message.sequence_ids), tuple(message.admitted_ids), num_spare_blocks))
         elif kind == "Submit":
             self._num_submits += 1
             self.turn_of[message.sequence_id] = self._num_submits

@@ -7,13 +7,14 @@ some of its arrivals and faults (`shrinking.py`).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
-from tests.simulation.aims import AT_ONCE, CAUSES, OF_LEAVING, OF_TIERS, Aim, aim_of
+from tests.simulation.aims import OF_LEAVING, OF_TIERS, aim_of
 from tests.simulation.arrival import Arrival
 from tests.simulation.drawn_arrivals import Mix, draw_afterwards, draw_arrivals
+from tests.simulation.drawn_faults import Fault, draw_faults
 from tests.simulation.drawn_scenes import (
     CROWD,
     crowding,
@@ -21,33 +22,14 @@ from tests.simulation.drawn_scenes import (
     draw_marked,
     draw_pushed_out,
     gathered_around,
+    growing_together,
     leaving_amid_prompts,
     leaving_at_once,
     leaving_soon,
+    pushing_out,
 )
 from tests.simulation.drawn_setup import HALF_FULL, NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup
-from tests.simulation.drawn_tools import BLOCKS_WITH_TOOLS, LEN_WITH_TOOLS, with_tools
-from tests.simulation.points import Point, all_points
-
-
-@attrs.frozen
-class Fault:
-    """One fault. Of kind `crash`, at a point of the actors' messages; otherwise at a time."""
-
-    number: int
-    kind: str
-    at_s: float = 0.0
-    lasts_s: float = 0.0
-    engine: int = 0
-    amount: int = 0
-    point: Point | None = None
-    nth: int = 1
-    """The point is passed so often before the crash, this one included."""
-
-    def __str__(self) -> str:
-        if self.point is not None:
-            return f"{self.number}: crash {self.point} (time {self.nth})"
-        return f"{self.number}: {self.kind} at {self.at_s:g} s, engine {self.engine}, {self.amount}, {self.lasts_s:g} s"
+from tests.simulation.drawn_tools import BLOCKS_WITH_TOOLS, LEN_WITH_TOOLS, amid_reasoning, with_tools
 
 
 @attrs.frozen
@@ -72,57 +54,19 @@ class Plan:
         )
 
 
-TIMED_FAULTS = (
-    "kill engine",
-    "cut wire",
-    "cut in a frame",
-    "hold wire",
-    "repeat report",
-    "fail passes",
-    "no memory",
-    "slow passes",
-    "disk full",
-    "writes fail",
-    "short writes",
-    "syncs fail",
-    "clock step",
-    "reset cache",
-    "slow copies",
-    "hang copies",
-    "change role",
-    "move requests",
-    "flip bit",
-    "drain engine",
-    "add engine",
-    "lose mask",
-    "disk reads fail",
-    "disk writes fail",
-    "disk bits flip",
-    "reload adapter",
-)
-NEEDS: dict[str, Callable[[Setup], object]] = {
-    "slow copies": lambda setup: setup.tiers or "has_peers" in setup.engine,
-    "hang copies": lambda setup: setup.tiers or "has_peers" in setup.engine,
-    "flip bit": lambda setup: setup.host_blocks,
-    "disk reads fail": lambda setup: setup.disk_blocks,
-    "disk writes fail": lambda setup: setup.disk_blocks,
-    "disk bits flip": lambda setup: setup.disk_blocks,
-    "reload adapter": lambda setup: setup.has_adapters,
-    "change role": lambda setup: "has_peers" in setup.engine,
-    "drain engine": lambda setup: setup.num_engines > 1,
-    "move requests": lambda setup: setup.num_engines > 1,
-}
-"""Faults that change nothing on other servers."""
-OF_FLEETS = ["drain engine", "move requests", "kill engine"]
-"""Those that are drawn more often where there are several engines."""
 MOST_TOGETHER = 4
 """Sequences with which an engine is easily filled..."""
 CROWD_BLOCKS = 13
 """...and the blocks that each of them needs, and a few more."""
 ENDS_ITS_OWN = 300
 """The amount of a drain whose engine ends its own sequences if there is time."""
-SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.2, 0.04
-SHARE_OF_TOOLS, SHARE_OF_EXPIRIES, SHARE_OF_MARKED = 0.3, 0.4, 0.6
+FEW_BLOCKS = 26
+"""Hardly more than one prompt may need."""
+NUM_FAILING = 6
+"""Passes that fail one by one while blocks run out."""
+SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.35, 0.04
+SHARE_OF_GROWTH = 0.1
+SHARE_OF_TOOLS, SHARE_OF_THOUGHTS, SHARE_OF_EXPIRIES, SHARE_OF_MARKED = 0.3, 0.2, 0.4, 0.6
 """Of the seeds in which a scene is possible."""
 
 
@@ -142,7 +86,7 @@ def draw_plan(seed: int) -> Plan:
         share_returning=0.5 if message in OF_TIERS else 0.0,
     )
     arrivals = draw_arrivals(rng, mix)
-    faults = _draw_faults(rng, aim, setup, arrivals)
+    faults = draw_faults(rng, aim, setup, arrivals)
     scenes = random.Random(f"scenes {seed}")
     setup, arrivals, faults = _with_scenes(scenes, setup, arrivals, faults)
     in_between = _draw_in_between(scenes, setup, arrivals, faults)
@@ -169,10 +113,19 @@ def _with_scenes(
             Fault(len(faults) + i, "slow passes", lasts_s=3.0, engine=engine, amount=rng.choice((3, 8)))
             for i, engine in enumerate((1, 0))
         ]
-        if rng.random() < 0.5:
+        which, max_model_len = rng.random(), setup.engine["max_model_len"]
+        if which < 0.3:
             return setup, leaving_soon(rng, arrivals), (*faults, slow[0])
+        if which < 0.6:
+            engine = {**setup.engine, "num_blocks": FEW_BLOCKS, "max_num_batched_tokens": 64, "prefill_local_tokens": 0}
+            return attrs.evolve(setup, engine=engine), pushing_out(rng, arrivals, max_model_len), (*faults, slow[0])
         setup = attrs.evolve(setup, engine={**setup.engine, "max_num_batched_tokens": 16, "prefill_local_tokens": 0})
-        return setup, leaving_amid_prompts(rng, arrivals, setup.engine["max_model_len"]), (*faults, *slow)
+        return setup, leaving_amid_prompts(rng, arrivals, max_model_len), (*faults, *slow)
+    if setup.num_engines == 1 and faults and rng.random() < SHARE_OF_GROWTH:
+        room = {"num_blocks": FEW_BLOCKS, "max_num_seqs": 8, "watermark": 0.0, "max_steps_in_flight": 2}
+        engine = {**setup.engine, **room}
+        failing = [Fault(len(faults) + i, "fail passes", at_s=0.1 + 0.25 * i, amount=1) for i in range(NUM_FAILING)]
+        return attrs.evolve(setup, engine=engine), growing_together(rng, arrivals), (*faults, *failing)
     if faults and rng.random() < SHARE_OF_FULL_DISKS:
         setup = attrs.evolve(setup, segment_bytes=SMALL_SEGMENT, ledger_padding=NEARLY_FULL)
         if rng.random() < 0.5:
@@ -193,6 +146,8 @@ def _with_scenes(
         if setup.engine["num_blocks"] >= BLOCKS_WITH_TOOLS and all(len(a.prompt) < max_model_len for a in arrivals):
             setup = attrs.evolve(setup, engine={**setup.engine, "max_model_len": LEN_WITH_TOOLS})
         arrivals = with_tools(rng, arrivals, setup.engine["max_model_len"])
+    elif rng.random() < SHARE_OF_THOUGHTS:
+        arrivals = amid_reasoning(rng, arrivals, setup.engine["max_model_len"])
     return setup, arrivals, faults
 
 
@@ -220,31 +175,3 @@ def num_together(setup: Setup, faults: Sequence[Fault]) -> int:
 
 def num_engines_after(setup: Setup, faults: Sequence[Fault]) -> int:
     return setup.num_engines + sum(fault.kind == "add engine" for fault in faults)
-
-
-def _draw_faults(rng: random.Random, aim: Aim | None, setup: Setup, arrivals: Sequence[Arrival]) -> tuple[Fault, ...]:
-    """Draw faults; with `aim`, first a crash there, and what may bring its message about."""
-    points, until_s = all_points(), arrivals[-1].at_s + 0.4
-    kinds = [kind for kind in TIMED_FAULTS if kind not in NEEDS or NEEDS[kind](setup)]
-    if setup.num_engines > 1:
-        kinds += 3 * OF_FLEETS
-    faults: list[Fault] = []
-
-    def draw_timed(kind: str, at_s: float | None = None) -> None:
-        latest_s = rng.choice(arrivals).at_s if kind in OF_FLEETS else until_s  # so that more comes after it
-        at_s, lasts_s = round(rng.uniform(0, latest_s), 6) if at_s is None else at_s, rng.choice((0.05, 0.5, 3.0))
-        engine, amount = rng.randrange(setup.num_engines), rng.choice((1, 2, 3, 8, 40, 300))
-        faults.append(Fault(len(faults), kind, at_s, lasts_s, engine, amount))
-
-    if aim is not None:
-        faults.append(Fault(0, "crash", point=aim.point, nth=aim.nth))
-        for kind in CAUSES.get(aim.point.message, ()):
-            draw_timed(kind, 0.0 if kind in AT_ONCE else None)
-    elif rng.random() < 0.7:
-        return ()  # an undisturbed run, whose counts are known exactly
-    for _ in range(rng.choice((0, 1, 1, 2, 3))):
-        if rng.random() < 0.4:
-            faults.append(Fault(len(faults), "crash", point=rng.choice(points), nth=rng.choice((1, 2, 3, 5, 10))))
-        else:
-            draw_timed(rng.choice(kinds))
-    return tuple(faults)

@@ -34,13 +34,8 @@ TAKEN: dict[str, tuple[Any, ...]] = {
     "mover": get_args(MoverMessage),
     "end_moves": get_args(MoveNews),
 }
-NOT_SIMULATED = {message.__name__ for message in get_args(UpstreamMessage)} | {
-    "ListTier",
-    "ListedPage",
-    "ListingFailed",
-    "LookUp",
-}
-"""Messages of servers to which requests are passed on, of object stores, and questions about the cache."""
+NOT_SIMULATED = {message.__name__ for message in get_args(UpstreamMessage)} | {"LookUp"}
+"""Messages of servers to which requests are passed on, and questions about the cache."""
 SENT = {
     "tokenizer": ("Prompted", "Refused", "Track"),
     "router": ("Routed",),

@@ -31,7 +31,7 @@ class Part:
     """What a part of an output means."""
 
     kind: str
-    """`text`, `markup`, or of a call: `call`, `arguments`, `end`; `reasoning`, which no model of these runs writes."""
+    """`text`, `markup`, or of a call: `call`, `arguments`, `end`; `reasoning`."""
     text: str
     """Of a `call`, the tool's name."""
     call: int = -1
@@ -56,6 +56,8 @@ class Piece:
     parts: tuple[Part, ...] = ()
     vector: bytes | None = None
     """That of its prompt."""
+    num_thoughts: int = 0
+    """Those of its tokens that are reasoning."""
 
 
 @attrs.frozen
@@ -108,6 +110,26 @@ class Watched:
 
 
 @attrs.frozen
+class Explained:
+    """What the server says of one prompt when its request has ended."""
+
+    cached_tokens: int | None
+    spans: tuple[tuple[int, int, str, str | None], ...]
+    """First positions, ends, where their KV came from, and the tier of what was reused."""
+    reason: str | None
+    """Why its cached prefix ends where it does..."""
+    token: int | None
+    """...and the first position that is missing."""
+    diverged_from: str | None
+    """The request that continues differently."""
+    evicted_at: float | None
+    """When the next block was evicted, on the clock of the records..."""
+    evicted_by: str | None
+    """...and for which request."""
+    idle_s: float | None
+
+
+@attrs.frozen
 class Applied:
     """A fault that has happened."""
 
@@ -124,6 +146,8 @@ class Seen:
     plan: Plan
     watched: dict[int, Watched] = attrs.field(factory=dict)
     """By the number of the arrival."""
+    explained: dict[int, tuple[Explained, ...]] = attrs.field(factory=dict)
+    """The prompts of requests that the server can still explain, by the number of the arrival."""
     ledger: bytes = b""
     num_segments: int = 0
     metrics: str = ""

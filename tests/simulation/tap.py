@@ -24,8 +24,8 @@ import msgspec
 import trio
 
 from quipu.actors.channel import Channel
+from tests.simulation.drawn_faults import Fault
 from tests.simulation.passes import Passes
-from tests.simulation.plan import Fault
 from tests.simulation.points import CALLED, Call, Point
 
 MOST_MESSAGES = 300_000

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,15 +34,19 @@ from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import Runtime
 from quipu.kernels.fake import Dials, FakeBackend
 from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info
-from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID, NUM_IDS, STEP_S
+from tests.simulation.arrival import ADAPTERS, BLOCK, FIRST_ID, NUM_IDS, SLOT_BYTES, STEP_S
 from tests.simulation.clients import Clients
 from tests.simulation.disturbances import Disturber, failing_disk
 from tests.simulation.drawn_setup import Setup
 from tests.simulation.engine_host import SimulatedHost
+from tests.simulation.expected import encoded
+from tests.simulation.expected_thoughts import END_OF_THOUGHT
 from tests.simulation.fake_grammars import Checks, MaskFaults, Masks
+from tests.simulation.leftovers import explained, hosts_of, leftovers_of
+from tests.simulation.memory_bucket import URL, BucketDials, stood_in_for_buckets
 from tests.simulation.memory_ledger import MemoryStorage, open_journal
 from tests.simulation.plan import Plan
-from tests.simulation.remains import FIRST_SEQUENCE, remains_of
+from tests.simulation.remains import FIRST_SEQUENCE
 from tests.simulation.seen import Seen
 from tests.simulation.tap import Tap
 from tests.simulation.virtual_time import Clocks, run_virtually
@@ -52,11 +55,9 @@ MOST_S = 1200.0
 """A run that has not ended by then never will."""
 SETTLING_S = 40.0
 """How long the server may take to release everything after the last client and the last fault."""
-SLOT_BYTES = 8
 RECORD_BYTES = 8192
 """Of a block on disk."""
 ADAPTER_FOLDERS = {name: str(Path(__file__).parent / "adapters" / name) for name in ADAPTERS}
-TIERS = ("device", "host", "disk", "remote")
 
 
 def run_plan(plan: Plan) -> Seen:
@@ -96,7 +97,7 @@ class _World:
         self._plan, self._clocks, self._tap, self._seen = plan, clocks, tap, seen
         self._storage = MemoryStorage()
         self._runtime: Runtime | None = None
-        self._mask_faults = MaskFaults()
+        self._mask_faults, self._bucket = MaskFaults(), BucketDials()
         self.began = trio.current_time()
         self.dials: dict[int, Dials] = {}
 
@@ -104,7 +105,8 @@ class _World:
         return trio.current_time() - self.began
 
     async def run(self) -> None:
-        with _stood_in_for(self._mask_faults), _disk_of(self._plan.setup) as folder:
+        setup = self._plan.setup
+        with _stood_in_for(self._mask_faults, setup), stood_in_for_buckets(self._bucket), _disk_of(setup) as folder:
             await self._run(folder)
 
     async def _run(self, folder: str | None) -> None:
@@ -142,7 +144,8 @@ class _World:
                     for dials in self.dials.values():
                         dials.fail_steps = 0
                     self._mask_faults.num_to_lose = 0
-                    for host in _hosts(runtime).values():
+                    self._bucket.num_to_damage = self._bucket.num_to_lose = 0
+                    for host in hosts_of(runtime).values():
                         if host.wire is not None:
                             host.wire.mend()
                     async with trio.open_nursery() as acting:
@@ -152,6 +155,9 @@ class _World:
                 self._seen.virtual_s = self._now()
                 self._seen.engines_left = tuple(engine.engine_id for engine in runtime.desk.pool)
                 self._seen.metrics = runtime.metrics.render().decode()
+                for arrival in plan.all_arrivals:
+                    if (explanation := runtime.desk.explain(arrival.request_id, None)) is not None:
+                        self._seen.explained[arrival.number] = tuple(map(explained, explanation.prompts))
             self._seen.ledger = self._storage.surviving(synced=setup.fsync)
             self._seen.num_segments = len(self._storage.files)
             nursery.cancel_scope.cancel()
@@ -159,7 +165,8 @@ class _World:
     async def _disturb(self, runtime: Runtime, clients: Clients) -> None:
         """Have clients ask, and faults come, in their time."""
         disk, plan = self._storage.dials, self._plan
-        disturber = Disturber(runtime, disk, self.dials, self._mask_faults, self._clocks, self._tap, self.began)
+        faults = self._mask_faults, self._bucket
+        disturber = Disturber(runtime, disk, self.dials, *faults, self._clocks, self._tap, self.began)
         with failing_disk(disturber.disk_dials):
             async with trio.open_nursery() as acting:
                 for arrival in plan.arrivals:
@@ -180,7 +187,11 @@ class _World:
         dials = self.dials.setdefault(
             engine_id,
             Dials(
-                step_seconds=STEP_S, first_token_id=FIRST_ID, num_token_ids=NUM_IDS, most_tokens=config.fake_most_tokens
+                step_seconds=STEP_S,
+                first_token_id=FIRST_ID,
+                num_token_ids=NUM_IDS,
+                most_tokens=config.fake_most_tokens,
+                applies_rules=True,
             ),
         )
         executor.backend.dials = dials
@@ -193,7 +204,7 @@ class _World:
         leftovers: dict[str, int] = {}
         for _ in range(int(SETTLING_S / 0.25)):
             await trio.sleep(0.25)
-            leftovers = _leftovers(runtime, journal, self._plan.setup)
+            leftovers = leftovers_of(runtime, journal, self._plan.setup)
             if journal.trouble is not None:
                 leftovers["trouble with the ledger"] = 1
             if not leftovers:
@@ -204,11 +215,13 @@ class _World:
 
 def _changes(setup: Setup, folder: str | None) -> dict[str, Any]:
     """Return the settings that differ from those of other tests."""
-    changes: dict[str, Any] = {**setup.engine, "tool_call_parser": "hermes"}
+    changes: dict[str, Any] = {**setup.engine, "tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
     if setup.host_blocks:
         changes["kv_host_memory"] = setup.host_blocks * BLOCK * SLOT_BYTES
     if folder is not None:
         changes |= {"kv_disk": folder, "kv_disk_size": setup.disk_blocks * RECORD_BYTES + (1 << 18)}
+    if setup.has_objects:
+        changes["kv_remote"] = URL
     if setup.has_adapters:
         changes["lora_modules"] = ADAPTER_FOLDERS
     if "engine_roles" in changes:
@@ -217,9 +230,10 @@ def _changes(setup: Setup, folder: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _stood_in_for(faults: MaskFaults) -> Iterator[None]:
+def _stood_in_for(faults: MaskFaults, setup: Setup) -> Iterator[None]:
     """Put what needs no process in the place of the two sides of grammars."""
-    masks, checks = Masks(faults, GRAMMAR_LOST), Checks()
+    masks = Masks(faults, GRAMMAR_LOST, encoded(END_OF_THOUGHT), setup.engine["eos_token_ids"])
+    checks = Checks()
     with (
         mock.patch.object(loading, "_make_masks", lambda config: masks),
         mock.patch.object(wiring, "make_grammar_pool", lambda *_, **__: checks),
@@ -235,59 +249,3 @@ def _disk_of(setup: Setup) -> Iterator[str | None]:
         return
     with tempfile.TemporaryDirectory(prefix="quipu-simulation-") as folder:
         yield folder
-
-
-def _leftovers(runtime: Runtime, journal: DurableJournal, setup: Setup) -> dict[str, int]:
-    """Return what the server holds, apart from its caches."""
-    desk, texts, jobs, routes = runtime.desk, runtime.text_store, runtime.job_store, runtime.route_store
-    held: dict[str, int] = {
-        "accounts": runtime.entry_store.num_open_accounts,
-        "requests": desk.num_open_requests,
-        "sequences": desk.num_live_sequences,
-        "tracked texts": len(texts.tracked) + len(texts.prompts) + len(texts.deferred) + len(texts.pending),
-        "jobs": len(jobs.pending),
-        "routed sequences": len(routes.sequences) + len(routes.prefilling) + len(routes.groups),
-        "unrouted sequences": len(routes.prompts) + len(routes.unrouted) + len(routes.unrouted_resumed),
-        "prompts sent": len(routes.routing.sent),
-        "slots for submits": setup.engine["submit_slots"] - desk.sequences.slots.value,
-        "open lines of the ledger": journal.num_open + journal.num_held_back,
-        "pending messages": len(runtime.entry_store.pending) + len(routes.reports),
-    }
-    loads = routes.routing.loads
-    held["load that the router counts"] = int(loads.queued.sum() + loads.running.sum() + loads.blocks.sum())
-    not_ready = sum(engine.ready is None or not engine.is_ready for engine in desk.pool)
-    held["engines that are not ready"] = not_ready
-    for engine_id, host in _hosts(runtime).items():
-        if host.process is None or host.process.has_ended:
-            continue
-        engine = host.process.engine
-        manager = engine.block_manager
-        num_idle = manager.pool.num_free + manager.pool.num_pinned_only + 1
-        held[f"blocks of engine {engine_id}"] = manager.pool.num_blocks - num_idle
-        held[f"allocations of engine {engine_id}"] = len(manager.allocations)
-        held[f"lent blocks of engine {engine_id}"] = manager.lending.num_blocks
-        if manager.tiers is not None:
-            held[f"loads of engine {engine_id}"] = int(manager.tiers.loads.are_under_way)
-        held[f"sequences of engine {engine_id}"] = len(engine.batcher.sequences) + engine.batcher.num_groups
-    held = {what: count for what, count in held.items() if count}
-    return held or {f"numbers of sequences at {path}": count for path, count in _remains(runtime).items()}
-
-
-def _remains(runtime: Runtime) -> Counter[str]:
-    roots: dict[str, object] = {
-        "accounts": runtime.entry_store,
-        "texts": runtime.text_store,
-        "jobs": runtime.job_store,
-        "routes": runtime.route_store,
-        "sequences": runtime.desk.sequences,
-    }
-    for engine_id, host in _hosts(runtime).items():
-        if host.process is not None and not host.process.has_ended:
-            roots[f"engine {engine_id} block manager"] = host.process.engine.block_manager
-            roots[f"engine {engine_id} batcher"] = host.process.engine.batcher
-    (end,) = runtime.desk.sequences.new_sequence_ids(1)
-    return remains_of(roots, FIRST_SEQUENCE, end)
-
-
-def _hosts(runtime: Runtime) -> Mapping[int, SimulatedHost]:
-    return {number: host for number, host in runtime.hosts.items() if isinstance(host, SimulatedHost)}
