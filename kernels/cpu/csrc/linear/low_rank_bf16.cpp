@@ -25,9 +25,13 @@ void shrink_rows(const Op& op, const LowRank& low, const int64_t* rows, int64_t 
         x = kept.data();
     }
     Pairs pairs;
+    int64_t columns = 0;
+    for (const LowRankPart* part = low.parts; part < low.parts + low.num_parts; part++) columns = std::max(columns, part->first + part->rank);
     for (int64_t end = panel + panels; panel < end; panel++) {
         const bf16* a = static_cast<const bf16*>(low.a) + 2 * panel * vec;
-        pairs.add(x, x_stride, count, Halves<2 * kLanes>{a, a + vec}, num_k, true, sums, kPanel);
+        // sums of columns that no part has are not used: rather than more memory, the first half of the panel is read twice
+        const bf16* second = columns > panel * kPanel + kLanes ? a + vec : a;
+        pairs.add(x, x_stride, count, Halves<2 * kLanes>{a, second}, num_k, true, sums, kPanel);
         for (const LowRankPart* part = low.parts; part < low.parts + low.num_parts; part++) {
             int64_t first = std::max(part->first, panel * kPanel), last = std::min(part->first + part->rank, (panel + 1) * kPanel);
             bool ends = last == part->first + part->rank;

@@ -87,10 +87,15 @@ public:
         add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride, none);
     }
 
-    // Adds a further product alone.
+    // Adds a further product alone. Of a panel of few values, tiles hold no more than these: they read nothing that follows it.
     void add_further(const Further& further, int64_t num_rows, float* sums, int64_t sums_stride) {
         Ahead none;
-        add(further.x, further.x_stride, num_rows, packed(further.panel), 0, false, sums, sums_stride, none, &further, 1);
+        int64_t words = std::min(kPairStep, further.num_k) / 2;
+        for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
+            bool lower = tiles_.configure(std::min(kRowsAtOnce, num_rows - row), words);
+            auto add = lower ? add_tiles<true, 2 * kPanel> : add_tiles<false, 2 * kPanel>;
+            add(nullptr, 0, packed(further.panel), 0, nullptr, false, sums + row * sums_stride, sums_stride, none, &further, 1, row);
+        }
     }
 
 private:
