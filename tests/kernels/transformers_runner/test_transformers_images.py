@@ -12,6 +12,7 @@ from transformers import AutoModelForImageTextToText
 
 from quipu.kernels.backend import KVMemory
 from quipu.kernels.batch import ImageTokens, StepBatch
+from quipu.kernels.machine import Memory
 from quipu.kernels.step_types import PromptImage
 from quipu.kernels.transformers_runner import transformers_backend
 from quipu.kernels.transformers_runner.transformers_backend import TransformersBackend
@@ -25,6 +26,7 @@ from tests.kernels.transformers_runner.seeing_models import (
     pixel_values,
 )
 
+MIB = 1 << 20
 TOLERANCE = 2e-5
 """Of the logits' standard deviation."""
 BEFORE, BETWEEN, AFTER = prompt(10, seed=1), prompt(3, seed=2), prompt(15, seed=3)
@@ -72,6 +74,8 @@ def test_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, largest: int) -> 
         return next(peaks)
 
     monkeypatch.setattr(transformers_backend, "peak_of", peak_of)
+    monkeypatch.setattr(transformers_backend, "memory", lambda: Memory(total=4 * MIB, available=4 * MIB))
+    monkeypatch.setattr(transformers_backend, "resident", lambda: 0)
     kept = make_transformers_backend(folder, num_blocks=None, kv_memory=KVMemory(utilization=0.5))
     held = 17 * NUM_TOKENS * 64 * 4
     assert kept.memory_plan.workspace_bytes == held + (4000 if largest == 1000 else 400)
