@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,15 @@ def files_with(text: str, *folders: str) -> list[Path]:
     """Return the Python files in `folders` that contain `text` as whole words."""
     whole = re.compile(rf"(?<![\w-]){re.escape(text)}(?![\w-])")
     return sorted(
-        path.relative_to(ROOT)
+        path
         for folder in folders
-        for path in ((ROOT / folder).rglob("*.py") if (ROOT / folder).is_dir() else [ROOT / folder])
-        if whole.search(path.read_text())
+        for path, source in sources_in(folder).items()
+        if text in source and whole.search(source)
     )
+
+
+@cache
+def sources_in(folder: str) -> dict[Path, str]:
+    """Return the Python files in a folder, or the one that is named. Reading all of them takes a tenth of a second."""
+    named = ROOT / folder
+    return {path.relative_to(ROOT): path.read_text() for path in (named.rglob("*.py") if named.is_dir() else [named])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,16 @@ NAMING_CODE = (ARCHITECTURE, "docs/operate/limits.md", *(page for page in PAGES 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
+@cache
 def read(page: str) -> str:
     """Return a page without its fenced code blocks, in which backticks and brackets have other meanings."""
     return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """Return the product's sources. Reading all of them takes a tenth of a second."""
+    return {path: path.read_text("utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")}
 
 
 def test_index_lists_every_page() -> None:
@@ -44,6 +52,7 @@ def test_index_lists_every_page() -> None:
     assert {page.partition("/")[0] for page in pages} == {"use", "operate", "internals"}
 
 
+@cache
 def anchors_of(page: str) -> set[str]:
     """Return the anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"^#+ (.+)$", read(page), flags=re.M)
@@ -62,12 +71,12 @@ def test_paths_exist(page: str) -> None:
 @pytest.mark.parametrize("page", NAMING_CODE)
 def test_classes_exist(page: str) -> None:
     """Every class in backticks exists in the product, with the attribute that follows it."""
-    sources = [path.read_text("utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
     for name in re.findall(r"`([^`]+)`", read(page)):
         owner, _, attribute = name.partition(".")
         if not CLASS.fullmatch(owner):
             continue
-        classes = [source for source in sources if re.search(rf"^(?:class )?{owner}\b[(:]", source, flags=re.M)]
+        defined = re.compile(rf"^(?:class )?{owner}\b[(:]", flags=re.M)
+        classes = [source for source in sources().values() if owner in source and defined.search(source)]
         assert classes, name
         assert not attribute or any(re.search(rf"^    {attribute}: ", source, flags=re.M) for source in classes), name
 
@@ -80,9 +89,9 @@ def test_constants_exist(page: str) -> None:
         f"{module}.{constant}"
         for module, constant in named
         if not any(
-            re.search(rf"^{constant}\b", path.read_text("utf-8"), flags=re.M)
-            for folder in PRODUCT
-            for path in (ROOT / folder).rglob(f"{module or '*'}.py")
+            constant in source and re.search(rf"^{constant}\b", source, flags=re.M)
+            for path, source in sources().items()
+            if module in ("", path.stem)
         )
     ]
     assert not missing
