@@ -179,16 +179,13 @@ def missing_programs() -> list[str]:
     return [name for name in _PROGRAMS if shutil.which(name) is None]
 
 
-@pytest.fixture(scope="session")
-def one_browser() -> Iterator[Browser]:
-    """Start one browser for the whole run."""
+def check_browser() -> None:
+    """Skip a test if there is no browser; in CI, fail."""
     if missing := missing_programs():
         reason = f"not installed: {', '.join(missing)} (Debian: apt-get install chromium chromium-driver)"
         if os.environ.get("CI"):
             pytest.fail(f"NO BROWSER: {reason}")
         pytest.skip(f"NO BROWSER: {reason}")
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -202,4 +199,4 @@ def browser(one_browser: Browser) -> Iterator[Browser]:
     assert not complaints
 
 
-__all__ = ["DESKTOP", "PHONE", "Browser", "Keys", "browser", "missing_programs", "one_browser", "open_browser"]
+__all__ = ["DESKTOP", "PHONE", "Browser", "Keys", "browser", "check_browser", "missing_programs", "open_browser"]

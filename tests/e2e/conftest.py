@@ -1,17 +1,20 @@
-"""Servers shared by the tests of this folder. Tests that kill a process or need a fresh server do not use them."""
+"""What the tests of this folder share: servers, and a browser. Tests that kill a process have servers of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import openai
 import pytest
 
-from tests.browsers import browser, one_browser
+from tests.browsers import Browser, browser, check_browser, open_browser
 from tests.e2e.servers import Server, serving
 from tests.e2e.shared_servers import BROWSERS, SERVERS, TOGETHER
+from tests.kept_in_folder import KeptInFolder
 
-__all__ = ["browser", "one_browser"]
+__all__ = ["browser"]
 
 TIGHT_BLOCKS = 25
 """24 usable ones: a context of 384 tokens, far less than several requests need together."""
@@ -26,25 +29,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"not in tests/e2e/shared_servers.py: {sorted(missing)}")
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def _kept(name: str, *flags: str) -> KeptInFolder[[pytest.TempPathFactory], Server]:
+    """Return a server that starts with the first test that needs it, and ends with the folder."""
+
+    def start(factory: pytest.TempPathFactory) -> AbstractContextManager[Server]:
+        return serving(factory.mktemp(name), *flags)
+
+    return KeptInFolder(Path(__file__).parent, start)
+
+
+_tiny = _kept("tiny", "--log-level", "debug", "--num-blocks", "1200")
+_tight = _kept("tight", "--num-blocks", str(TIGHT_BLOCKS))
+_fake = _kept("fake", "--executor", "fake", "--log-level", "debug")
+_browser = KeptInFolder(Path(__file__).parent, open_browser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for each in (_tiny, _tight, _fake, _browser):
+        config.pluginmanager.register(each)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """The tiny model with a large block pool, logging at debug level."""
-    with serving(tmp_path_factory.mktemp("tiny"), "--log-level", "debug", "--num-blocks", "1200") as server:
-        yield server
+    return _tiny.get(tmp_path_factory)
 
 
-@pytest.fixture(scope="session")
-def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """The tiny model with a block pool so small that requests are preempted."""
-    with serving(tmp_path_factory.mktemp("tight"), "--num-blocks", str(TIGHT_BLOCKS)) as server:
-        yield server
+    return _tight.get(tmp_path_factory)
 
 
-@pytest.fixture(scope="session")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """The KV-reading fake executor, 5 ms per step."""
-    with serving(tmp_path_factory.mktemp("fake"), "--executor", "fake", "--log-level", "debug") as server:
-        yield server
+    return _fake.get(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def one_browser() -> Browser:
+    """The one browser for all pages."""
+    check_browser()
+    return _browser.get()
 
 
 @pytest.fixture

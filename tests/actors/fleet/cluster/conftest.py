@@ -6,21 +6,17 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.actors.fleet.cluster.ray_nodes import RayNodes, ray_environment, running_nodes
+from tests.kept_in_folder import KeptInFolder
 
 
-@pytest.fixture(scope="package")
-def ray_cluster() -> Iterator[RayNodes]:
-    """Start Ray with a head node; tests add nodes and remove them again. No driver is connected.
-
-    It ends with the folder, because its processes use a twentieth of a core even when idle.
-    """
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed (pip install './quipu_llm-….whl[ray]')")
+@contextmanager
+def _running_cluster() -> Iterator[RayNodes]:
     # pytest's own temporary folders have paths that are too long for sockets
     folder = Path(tempfile.mkdtemp(prefix="quipu-ray-"))
     try:
@@ -31,3 +27,21 @@ def ray_cluster() -> Iterator[RayNodes]:
                 yield nodes
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_cluster = KeptInFolder(Path(__file__).parent, _running_cluster)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_cluster)
+
+
+@pytest.fixture
+def ray_cluster() -> RayNodes:
+    """Start Ray with a head node; tests add nodes and remove them again. No driver is connected.
+
+    It ends with the folder, because its processes use a twentieth of a core even when idle.
+    """
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed (pip install './quipu_llm-….whl[ray]')")
+    return _cluster.get()
