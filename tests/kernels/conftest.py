@@ -1,4 +1,4 @@
-"""Fixtures for all kernel tests: small checkpoints, made once per session, and a single torch thread. No network."""
+"""Fixtures for all kernel tests: small checkpoints, made when first needed, and a single torch thread. No network."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face import: no test ma
 import pytest
 import torch
 
-from tests.kernels.kernel_checkpoints import CONFIGS, make_checkpoint
+from tests.kernels.kernel_checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Make a float32 checkpoint for each entry of CONFIGS; `qwen3-tied` is sharded."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return {
-        name: make_checkpoint(root / name, name, max_shard_size="60KB" if name == "qwen3-tied" else "1GB")
-        for name in CONFIGS
-    }
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, Path]:
+    """Have a float32 checkpoint for each entry of CONFIGS, which no test changes; all workers have the same."""
+    own = tmp_path_factory.getbasetemp()
+    return Checkpoints((own.parent if hasattr(pytestconfig, "workerinput") else own) / "checkpoints")
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,13 @@
 """Small random checkpoints of every family, and helpers to run passes over a backend.
 
-Imported by the tests; `conftest.py` makes the checkpoints once per session.
+Imported by the tests; `conftest.py` has the checkpoints made.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -399,6 +401,30 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
                 buffer.uniform_(0.5, 1.0)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
+
+
+class Checkpoints(dict[str, Path]):
+    """Checkpoints by their names in CONFIGS, each made when it is first asked for; `qwen3-tied` is sharded.
+
+    Several processes may have the same folder: of those that make the same checkpoint at once, one keeps it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        path = self._folder / name
+        if not path.exists():
+            mine = self._folder / f"{name} by {os.getpid()}"
+            with torch.random.fork_rng(devices=[]):
+                make_checkpoint(mine, name, max_shard_size="60KB" if name == "qwen3-tied" else "1GB")
+            try:
+                mine.rename(path)
+            except OSError:  # another process was first
+                shutil.rmtree(mine)
+        self[name] = path
+        return path
 
 
 def backend_config(model_path: Path, **changes: Any) -> BackendConfig:

@@ -17,16 +17,6 @@ collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["tes
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Make the float32 checkpoints that the CPU backends are tested with, each when first requested."""
-    return _Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+    from tests.kernels.kernel_checkpoints import Checkpoints
 
-
-class _Checkpoints(dict[str, Path]):
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self._root = root
-
-    def __missing__(self, name: str) -> Path:
-        from tests.kernels.kernel_checkpoints import make_checkpoint
-
-        self[name] = make_checkpoint(self._root / name, name)
-        return self[name]
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
