@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer  # type: ignore[import-untyped]  # it has no types
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # it has no types
 
+from tests.covering import mark_what_is_covered
 from tests.e2e.shared_servers import TOGETHER
 from tests.lazy_builders import lazy_builders
 from tests.postgres import postgres, postgres_cluster, pytest_terminal_summary
@@ -49,6 +50,7 @@ settings.load_profile("ci")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Replace ignored signals by handlers that do nothing: children inherit the former, under `nohup` for example."""
+    config.addinivalue_line("markers", "covering: `make test` runs as many cases as show each pair of values")
     if EXECUTOR == "vllm" and not config.getoption("numprocesses", None):
         load_vllm_first()
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -56,8 +58,10 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, lambda *_: None)
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot run on vLLM, if that is under test."""
+    """Choose among the cases of tests that need not have all; leave out what cannot run on vLLM, if that is tested."""
+    mark_what_is_covered(items)
     if EXECUTOR == "vllm":
         left_out = [item for item in items if {item.name, getattr(item, "originalname", None)} & LEFT_OUT.keys()]
         config.hook.pytest_deselected(items=left_out)

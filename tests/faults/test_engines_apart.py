@@ -130,6 +130,7 @@ async def test_numbers_of_a_pair(autojump_clock: trio.testing.MockClock) -> None
         assert record.restored_tokens + record.computed_tokens + choices * len(COMMON) >= len(prompt)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("side", [0, 1], ids=["prefill", "decode"])
 @pytest.mark.parametrize("roles", [(PREFILL, DECODE), (PREFILL, DECODE, DECODE)], ids=["pair", "three"])
 async def test_killed_at_every_grant(

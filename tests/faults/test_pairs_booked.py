@@ -120,6 +120,7 @@ async def test_client_that_leaves_at_any_moment(autojump_clock: trio.abc.Clock) 
     assert outcomes == {(Outcome.CANCELLED, None), (Outcome.CANCELLED, 1), (Outcome.FINISHED, 1)}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("num_choices", [1, 3])
 @pytest.mark.parametrize("num_cached", [0, 64])
 @pytest.mark.parametrize("engine_id", [0, 1], ids=["prefill", "decode"])

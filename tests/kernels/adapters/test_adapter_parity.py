@@ -79,6 +79,7 @@ def make_with(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFac
     )
 
 
+@pytest.mark.covering
 @over_backends
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", ["llama", "qwen3-tied"])

@@ -18,7 +18,7 @@ from quipu.kernels.models.decoder_model import Decoder
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.ops import Ops
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CONFIGS, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import CONFIGS, THOROUGH, make_backend, make_batch, prompt, scattered_blocks
 from tests.kernels.oracles import run
 
 pytestmark = needs_kernels
@@ -38,8 +38,7 @@ def logits_of(backend: CpuBackend) -> torch.Tensor:
     return torch.cat([many, backend.logits(make_batch(*decodes), [0, 1])])
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "num_threads"), [*((name, 2) for name in CONFIGS), *((name, 1) for name in THOROUGH)])
 def test_fused_bits_equal_unfused(
     checkpoints: dict[str, Path], name: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

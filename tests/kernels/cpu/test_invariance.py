@@ -54,6 +54,7 @@ def backend(fresh: CpuBackend, cold: torch.Tensor) -> CpuBackend:
     return fresh
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_chunks_decode_and_blocks(backend: CpuBackend, cold: torch.Tensor, num_threads: int) -> None:
     """Match one prefill with chunks of 100, then single tokens, in other blocks, on any number of threads."""
@@ -62,6 +63,7 @@ def test_chunks_decode_and_blocks(backend: CpuBackend, cold: torch.Tensor, num_t
     assert torch.equal(chunked, cold)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("num_others", [1, 2, 3, 4, 5, 6, 30])
 def test_mixed_batch(backend: CpuBackend, cold: torch.Tensor, num_others: int) -> None:
     """Match a run alone when other rows are in the batch, at a different offset in every pass."""
@@ -69,6 +71,7 @@ def test_mixed_batch(backend: CpuBackend, cold: torch.Tensor, num_others: int) -
     assert torch.equal(run_among(backend, num_others, chunks, seed=num_others), cold)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 11, 12, 13, 16, 17, 31, 32, 33, 64, 65, 97])
 def test_any_number_of_rows(backend: CpuBackend, cold: torch.Tensor, size: int) -> None:
     """Match one prefill with chunks of every number of rows that a kernel treats specially."""
@@ -76,6 +79,7 @@ def test_any_number_of_rows(backend: CpuBackend, cold: torch.Tensor, size: int) 
     assert torch.equal(run_chunks(backend, scattered_blocks(33, seed=size), chunks), cold)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("num_others", [0, 1, 3])
 def test_draft_rows(backend: CpuBackend, cold: torch.Tensor, num_others: int) -> None:
     """Match one prefill with rows of one token each in one pass, the later of which read what the earlier write."""
@@ -125,6 +129,7 @@ def test_copied_block(backend: CpuBackend, cold: torch.Tensor) -> None:
     assert torch.equal(run_on_copied_block(backend), cold)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("block_size", [8, 24, 64])
 @pytest.mark.parametrize("name", ["llama-rope3", "qwen3-tied"])  # heads of 16, and of 32
 @pytest.mark.parametrize("numbers", ["bfloat16", "int8-kv"])

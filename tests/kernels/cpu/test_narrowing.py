@@ -49,6 +49,7 @@ def drawn_logits(backend: CpuBackend, batch: StepBatch) -> torch.Tensor:
     return backend._run(backend._pass(batch), last_tokens(batch)).clone()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("of", IN_EACH_CPU_FORMAT, ids="-".join)
 def test_bits_of_all_rows(

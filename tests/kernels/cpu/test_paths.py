@@ -59,6 +59,7 @@ def run_reference(path: Path, numbers: str) -> torch.Tensor:
     return run(make_backend(path, **FORMATS[numbers]))
 
 
+@pytest.mark.covering(1)
 @over_cases
 def test_instruction_set_is_reported(backend: CpuBackend, path: CpuPath) -> None:
     """Report the instruction set in the capabilities, from which logs and /server_info take it."""
@@ -66,6 +67,7 @@ def test_instruction_set_is_reported(backend: CpuBackend, path: CpuPath) -> None
     assert backend.capabilities.invariant
 
 
+@pytest.mark.covering
 @over_cases
 @pytest.mark.parametrize("name", ["qwen3-odd", "gemma2"])  # the latter with windows and soft caps
 def test_logits_match_the_reference(

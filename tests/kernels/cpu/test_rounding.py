@@ -13,12 +13,18 @@ from quipu.kernels.cpu.program import Op
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of
 from tests.kernels.cpu.test_fusing import logits_of
-from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.kernels.kernel_checkpoints import CONFIGS, THOROUGH
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 
 ROUNDING = [path for path in PATHS if path.rounds_activations]
 OTHERS = [path for path in PATHS if not path.rounds_activations]
+CASES = [
+    pytest.param(path, name, marks=() if name in THOROUGH or ROUNDING[turn % 2] is path else pytest.mark.slow)
+    for turn, name in enumerate(CONFIGS)
+    for path in ROUNDING
+]
+"""Each family on one of the instruction sets, in turn, and those that together use every operation on both."""
 
 
 def rounded(backend: CpuBackend) -> list[Op]:
@@ -26,8 +32,7 @@ def rounded(backend: CpuBackend) -> list[Op]:
     return [op for op in backend._program.trunk if op.y_rounded]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("path", ROUNDING, ids=str)
+@pytest.mark.parametrize(("path", "name"), CASES, ids=str)
 def test_bits_of_values_stored_as_float32(
     checkpoints: dict[str, Path], path: CpuPath, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def check(ours: Scores, logits: Logits, target_ids: list[int], num_top: list[int
         assert (np.abs(found[finite] - expected[finite]) <= 1e-6 + rounding).all(), (row, found, expected)
 
 
+@pytest.mark.covering
 @over_paths
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 255, 256, 257, 4999])
@@ -147,6 +148,7 @@ def test_row_does_not_depend_on_others(path: CpuPath) -> None:
     assert found_again == alone
 
 
+@pytest.mark.covering
 @over_paths
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
 @pytest.mark.parametrize("index", [0, 7, 70, 255, 256, 263])

@@ -76,6 +76,7 @@ def assert_all_equal(backend: CpuBackend, cold: torch.Tensor, num_sharers: int, 
         assert torch.equal(result, cold)
 
 
+@pytest.mark.covering
 @needs_kernels
 @pytest.mark.parametrize("num_sharers", [2, 4, 9])
 @pytest.mark.parametrize("numbers", ATTENDED)

@@ -22,6 +22,7 @@ from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, feed_prefix, run_amon
 MAKE: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cpu_backend}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("backend_name", ["reference", pytest.param("cpu", marks=needs_kernels)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in THOROUGH])

@@ -76,6 +76,7 @@ def test_mixed_batch(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     assert torch.equal(torch.cat(results), cold)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("num_others", [0, 1, 3])
 def test_draft_rows(backend: ReferenceBackend, cold: torch.Tensor, num_others: int) -> None:
     """Match one prefill with rows of one token each in one pass, the later of which read what the earlier write."""
