@@ -56,6 +56,7 @@ class Launched:
         self._launcher = launcher
         self._descriptor = os.pidfd_open(pid)
         self.pid = pid
+        self.args: Sequence[str] = ()
         self.returncode: int | None = None
         self._ending = threading.Lock()
 
@@ -123,9 +124,11 @@ class Launcher:
         return Launched(self, self._ask(request, [stdout, stderr]))
 
     def launch_engine(self, command: Sequence[str], **options: Any) -> Launched:
-        """Start an engine like `subprocess.Popen`; its parent is the launcher."""
+        """Start an engine, or a helper of a server, like `subprocess.Popen`; its parent is the launcher."""
         request = {"engine": request_of(command, options)}
-        return Launched(self, self._ask(request, list(descriptors_of(options).values())))
+        launched = Launched(self, self._ask(request, list(descriptors_of(options).values())))
+        launched.args = command
+        return launched
 
     def reap(self, pid: int) -> int:
         """Return the exit code of a child that has ended."""

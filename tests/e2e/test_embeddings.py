@@ -17,10 +17,6 @@ import numpy as np
 import openai
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Normalize, Transformer
-from sentence_transformers.cross_encoder.modules import LogitScore
-from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from quipu.actors.messages.prompts import TextPrompt
@@ -40,6 +36,11 @@ MODEL = {"model": "demo"}
 @pytest.fixture(scope="module", params=["lasttoken", "mean"])
 def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A checkpoint of sentence-transformers, and a server of it, with an engine on the reference or the CPU kernels."""
+    # here, because loading it takes a second, and all workers load this file
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     folder = tmp_path_factory.mktemp(request.param)
     states = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
     told = {"modality_config": states, "module_output_name": "token_embeddings"}  # texts are not put into a template
@@ -114,7 +115,8 @@ def test_records_have_a_kind(embedder: Any) -> None:
 
 @attrs.frozen
 class Reranker:
-    oracle: CrossEncoder
+    oracle: Any
+    """A `sentence_transformers.CrossEncoder`."""
     server: Server
     has_template: bool
 
@@ -128,6 +130,10 @@ PAIR_TEMPLATE = (
 @pytest.fixture(scope="module", params=[False, True], ids=["own words", "template"])
 def reranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reranker]:
     """A reranker of sentence-transformers, with a template for pairs or without, and a server of it."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
     folder = tmp_path_factory.mktemp("reranker")
     states: Any = {"text": {"method": "forward", "method_output_name": "logits"}}
     if request.param:

@@ -17,16 +17,19 @@ from typing import Any
 import pytest
 import trio
 
+from quipu.actors.fleet.processes.child import command_of
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ChatPrompt, ContentMark, ToolMark
 from quipu.actors.shared.checkpoint import CheckpointError
 from quipu.actors.shared.fair_queue import QueueFull
 from quipu.actors.text_workers import chat_pool
 from quipu.actors.text_workers.chat_pool import MAX_WORKERS_PER_TENANT, ChatPool
+from quipu.actors.text_workers.chat_process import MODULE
 from quipu.actors.text_workers.chat_wire import PIECE_CHARACTERS, PIECE_ITEMS
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.chat_template import ChatTooLong, RenderedChat, TemplateError
 from quipu.actors.tokenizer.template_source import TemplateSource
 from tests.actors.thread_shortage import Shortage
+from tests.e2e.launcher import launch_engine
 from tests.processes import eventually, has_ended
 
 PATIENCE_S = 100.0
@@ -60,6 +63,17 @@ async def pool_of(
             yield pool
             nursery.cancel_scope.cancel()
     assert pool.worker_ids == []
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers forked by the launcher of servers: an interpreter for each takes a tenth of a second to start."""
+    start, of_worker = subprocess.Popen, command_of(MODULE)
+
+    def start_or_fork(command: Any, **options: Any) -> Any:
+        return (launch_engine if command == of_worker else start)(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start_or_fork)
 
 
 @pytest.fixture
