@@ -1,4 +1,4 @@
-"""Adapters made by PEFT, on real servers: from the start and loaded later, on the engines that compute."""
+"""Adapters made by PEFT, on real servers: from the start and loaded later, on engines that compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from tests.e2e.engine_list import list_engines
 from tests.e2e.servers import Server, run_quipu, serving
-from tests.kernel_markers import needs_kernels
 from tests.kernels.adapters.peft_adapters import make_adapter
 from tests.processes import eventually
 from tests.tiny import TINY
@@ -31,15 +30,14 @@ def cached(server: Server, model: str) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-@pytest.mark.parametrize("executor", ["reference", pytest.param("cpu", marks=needs_kernels)])
-def test_served(tmp_path: Path, executor: str) -> None:
+def test_served(tmp_path: Path) -> None:
     """Each adapter answers as itself on every engine, restarted ones included, and the model as if there were none."""
     folders = tmp_path / "adapters"
     for name, rank in (("first", 4), ("second", 8)):
         make_adapter(folders / name, TINY, r=rank, target_modules=["q_proj", "v_proj", "down_proj"])
-    with serving(tmp_path / "plain", "--executor", executor) as server:
+    with serving(tmp_path / "plain", "--executor", "auto") as server:
         plain = ask(server, "demo")
-    flags = ["--executor", executor, "--engines", "2", "--lora-modules", f"first={folders / 'first'}"]
+    flags = ["--executor", "auto", "--engines", "2", "--lora-modules", f"first={folders / 'first'}"]
     with serving(tmp_path / "adapted", *flags, "--lora-dir", str(folders), "--max-loras", "2") as server:
         first = ask(server, "first")
         assert ask(server, "demo") == plain != first

@@ -107,13 +107,12 @@ def test_focus_goes_where_the_next_key_is_wanted(served: Server, browser: Browse
 TOOL = '{"type": "function", "function": {"name": "f"}}'
 
 
-@SIZES
-def test_invalid_tools_do_not_become_a_turn(served: Server, browser: Browser, size: tuple[int, int]) -> None:
+def test_invalid_tools_do_not_become_a_turn(served: Server, browser: Browser) -> None:
     """Invalid JSON and invalid tools are refused with the position of the error, before anything is sent or shown."""
-    open_faked(served, browser, size, "Fine.")
-    if not browser.all("details.settings[open]"):
-        browser.tab_to("e.tagName === 'SUMMARY'")
-        browser.press(Keys.ENTER)
+    open_faked(served, browser, PHONE, "Fine.")
+    assert not browser.all("details.settings[open]")
+    browser.tab_to("e.tagName === 'SUMMARY'")
+    browser.press(Keys.ENTER)
     browser.run("document.querySelector('[name=tools]').focus()")
     for text, said in (
         ('[\n {"type": }]', 'Not valid JSON at line 2, column 11: unexpected "}"'),
@@ -228,11 +227,10 @@ def test_hostile_markdown_is_bounded(served: Server, browser: Browser) -> None:
 CODE = "echo 'it''s'\n" * 3
 
 
-@SIZES
-def test_copy_and_curl(served: Server, browser: Browser, size: tuple[int, int]) -> None:
+def test_copy_and_curl(served: Server, browser: Browser) -> None:
     """Answer and code are copied as they are; the command sends the request through a real shell, without the key."""
     said = f"Run:\n\n```sh\n{CODE}```"
-    open_faked(served, browser, size, said)
+    open_faked(served, browser, WIDE, said)
     browser.run("window.copied = []; navigator.clipboard.writeText = async (text) => { copied.push(text); }")
     browser.run("document.getElementById('draft').focus()")
     asked = """It's "$HOME" `x` \\ 'a' é"""

@@ -127,10 +127,9 @@ def test_month_own_range_and_tenant(served: Server, browser: Browser, size: tupl
     assert not browser.all(".bars")
 
 
-@SIZES
-def test_kinds(served: Server, browser: Browser, size: tuple[int, int]) -> None:
+def test_kinds(served: Server, browser: Browser) -> None:
     """Texts, embeddings and scores are told apart by keyboard, in words, and the choice fits on a phone."""
-    browser.look(size=size, scheme="light")
+    browser.look(size=PHONE, scheme="light")
     browser.open(served.url, "usage", key=KEYS["ops"])
     prompt_tokens(browser, "500")
     browser.tab_to("e.name === 'range'")
@@ -146,7 +145,7 @@ def test_kinds(served: Server, browser: Browser, size: tuple[int, int]) -> None:
         ["Text", "1", "200"],
         ["Scores, reranking", "1", "40"],
     ]
-    assert browser.run("return document.documentElement.scrollWidth") == size[0]
+    assert browser.run("return document.documentElement.scrollWidth") == PHONE[0]
 
 
 def test_names_that_a_tenant_sees(served: Server, browser: Browser) -> None:

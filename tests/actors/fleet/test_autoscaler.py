@@ -76,9 +76,9 @@ async def test_constant_load_then_none(autojump_clock: trio.abc.Clock) -> None:
     async with scaled_runtime(max_engines=6) as client:
         with capture_logs() as lines:
             async with constant_load(client, 12):
-                await trio.sleep(300)
+                await trio.sleep(120)
                 after_rise = len(states(client))
-                await trio.sleep(5 * DOWN_S)
+                await trio.sleep(3 * DOWN_S)
                 assert 3 <= after_rise <= len(states(client)) <= after_rise + 1
                 assert num_scalings(client, "down") == 0
             most = len(states(client))
