@@ -168,10 +168,10 @@ def draw_pushed_out(rng: random.Random, num_blocks: int) -> list[Arrival]:
     """
     if num_blocks > EASILY_FILLED:
         return []
-    tenant = rng.choice(TENANTS)
+    tenant, other = rng.sample(TENANTS, 2)
     first = Arrival(0, 0.0, tenant, draw_ids(rng, rng.choice((6, 20)) * BLOCK + 1), 1)
     fillers = [
-        Arrival(0, 0.0, tenant, draw_ids(rng, FILLER_BLOCKS * BLOCK + 1), 1)
+        Arrival(0, 0.0, other, draw_ids(rng, FILLER_BLOCKS * BLOCK + 1), 1)
         for _ in range(-(-num_blocks // FILLER_BLOCKS))
     ]
     return [first, *fillers, attrs.evolve(first, is_pushed_out=True)]

@@ -18,7 +18,7 @@ HALF_FULL = 12_000
 """...or these, for as many as do not allow for their ends, and for no spare segment yet."""
 CROWDED_BLOCKS = 26
 """Blocks that two sequences of a crowd need."""
-QUOTA_BLOCKS = 20
+QUOTA_BLOCKS = 12
 """Blocks that a tenant may have in a tier, where there is a limit."""
 LOAD_COSTS = '{"compute_s": 0.001, "latency_s": {"disk": 0.001}, "block_s": {"disk": 0.01}}'
 """With which what is on the host is loaded, and what is on a disk is computed again."""

@@ -83,8 +83,10 @@ def _has_a_reason(evidence: Evidence, part: Arrival, prompt: Explained) -> Itera
     same = [other for other in evidence.seen.plan.all_arrivals if other.request_id == prompt.diverged_from]
     if not same or evidence.domain(same[0]) != evidence.domain(part):
         yield f"{name} is said to diverge from {prompt.diverged_from}, of another domain"
-    elif max(common(part.prompt, ids) for ids in evidence.computed(same[0])) < token:
-        yield f"{name} is said to diverge at token {token} from {prompt.diverged_from}, which has less in common"
+    elif not evidence.engine.get("has_peers"):
+        places = {min(common(part.prompt, ids), cached + BLOCK) for ids in evidence.computed(same[0])}
+        if token not in places:
+            yield f"{name} is said to diverge at token {token} from {prompt.diverged_from}, and does at {places}"
 
 
 def _begin_alike(part: Arrival, ids: tuple[int, ...]) -> bool:
