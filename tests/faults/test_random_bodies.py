@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
+from unittest import mock
 
 import attrs
 import pytest
@@ -24,6 +25,7 @@ from bench.body_parts import COMPACT, COUNT, LOAD, MESSAGES, UNLOAD
 from bench.stored_bodies import JSON, MADE_FIRST, MESSAGE_BATCHES, STORED_BODIES, filled
 from quipu.actors.messages.outcomes import Outcome
 from quipu.actors.response_store.response_store import StoreConfig, open_store
+from quipu.actors.text_workers import encode_process
 from quipu.kernels.fake import Dials
 from quipu.web.batches.batch_service import BatchService
 from quipu.web.batches.batch_store import BatchStore
@@ -32,6 +34,7 @@ from tests.actors.engine.adapter_folders import make_folder
 from tests.grammars import EOS
 from tests.journals import KeptJournal
 from tests.kept_forks import kept_forks
+from tests.remote_engines import FORKED
 from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.fakes import Client as HttpClient
@@ -63,7 +66,8 @@ async def send(
 
 @pytest.fixture(scope="module", autouse=True)
 def forks() -> Iterator[None]:
-    with kept_forks():
+    """Have the processes of all runtimes forked, from few that have loaded what they need."""
+    with kept_forks(), mock.patch.object(encode_process, "subprocess", FORKED):
         yield
 
 
