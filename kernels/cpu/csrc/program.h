@@ -175,7 +175,7 @@ inline bool is_needed(const Op& op, const Pass& pass, int64_t first, int64_t las
 // y, and writes keys and values. The many rows of a prompt would else go through memory once more.
 constexpr int64_t kKeptRows = 128;  // up to so many stay in the caches
 inline bool heads_are_taken(const Op& product, const Op& attend, const Pass& pass) {
-    bool pairs = product.stored == kBfloat16 && attend.stored != kFloat32;
+    bool pairs = product.stored != kFloat32 && attend.stored != kFloat32;
     return pairs && pass.num_tokens > kKeptRows && attend.width % 32 == 0;
 }
 

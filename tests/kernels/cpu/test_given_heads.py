@@ -69,7 +69,7 @@ def part_heads(backend: CpuBackend) -> int:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("numbers", ["bfloat16", "int8-kv"])
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8-kv", "int8", "int4", "int8-bytes", "int4-bytes"])
 def test_bits(checkpoint: Path, numbers: str, num_threads: int) -> None:
     given, taken = (make_cpu_backend(checkpoint, num_threads=num_threads, **CPU_FORMATS[numbers]) for _ in range(2))
     assert part_heads(taken) == 3 * 2  # of the lists with all layers
@@ -78,9 +78,10 @@ def test_bits(checkpoint: Path, numbers: str, num_threads: int) -> None:
 
 
 @torch.inference_mode()
-def test_not_stored(checkpoint: Path) -> None:
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8", "int8-bytes"])
+def test_not_stored(checkpoint: Path, numbers: str) -> None:
     """A product that gives its heads stores none of them for itself, where products are of pairs."""
-    backend = make_cpu_backend(checkpoint, **CPU_FORMATS["bfloat16"])
+    backend = make_cpu_backend(checkpoint, **CPU_FORMATS[numbers])
     product = next(op for op in backend._program.keys if op.joined)
     memory = next(tensor for tensor in backend._program.workspace if tensor.data_ptr() == product.y)
     one_pass = backend._pass(make_batch({"token_ids": prompt(150, seed=1), "position": 0, "blocks": BLOCKS[:20]}))

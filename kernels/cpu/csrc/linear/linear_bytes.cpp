@@ -41,18 +41,18 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
     PreparedRows x = prepare_rows<ByteProduct>(m, num_rows(op, pass), worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare(m, op.x + row * op.x_stride, words, sums);
     });
-    for_each_needed_piece(op, pass, division(m, x), worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    for_each_needed_piece(op, pass, division(m, x), worker, [&](const Op& to, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
 #ifdef QUIPU_AMX
         if (rows > kFewRows && Steps(m, 4).are_whole(m, 4)) {  // tiles of fewer would be mostly empty
             Tiles tiles;
             for (int64_t i = 0; i < panels; i++) {
-                if (C::kUnits == 1) multiply_panel_in_steps<C, BiasedByteTiles, false>(op, m, x, row, rows, panel + i, tiles);
-                else multiply_panel_in_steps<SignedCodes4, SignedByteTiles, true>(op, m, x, row, rows, panel + i, tiles);
+                if (C::kUnits == 1) multiply_panel_in_steps<C, BiasedByteTiles, false>(to, m, x, row, rows, panel + i, tiles);
+                else multiply_panel_in_steps<SignedCodes4, SignedByteTiles, true>(to, m, x, row, rows, panel + i, tiles);
             }
             return;
         }
 #endif
-        multiply_codes<C>(op, m, x, row, rows, panel, panels);
+        multiply_codes<C>(to, m, x, row, rows, panel, panels);
     });
 }
 

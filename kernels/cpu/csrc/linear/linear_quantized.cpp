@@ -130,8 +130,8 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
     PreparedRows x = prepare_rows<Product>(m, num_rows(op, pass), worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare<typename C::Product>(m, op.x + row * op.x_stride, words, sums);
     });
-    for_each_needed_piece(op, pass, division(m, x), worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-        multiply<C>(op, m, x, row, rows, panel, panels);
+    for_each_needed_piece(op, pass, division(m, x), worker, [&](const Op& to, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+        multiply<C>(to, m, x, row, rows, panel, panels);
     });
 }
 

@@ -100,14 +100,39 @@ inline Division division(const QuantizedMatrix&, [[maybe_unused]] const Prepared
 #endif
 }
 
-// Divides a product among threads, without the first rows of a piece if nothing reads them. `go(row, rows, panel, panels)`
-// computes a piece.
+// Computes a piece without its first rows, if nothing reads them.
+template <class F>
+static void compute_needed(const Op& op, const Pass& pass, const Division& by, int64_t row, int64_t rows, int64_t panel, int64_t panels, F go) {
+    int64_t end = row + rows, step = by.keeps_rows ? by.step : rows, columns = (panel + panels) * kPanel;
+    while (row < end && !is_needed(op, pass, row, std::min(row + step, end), columns)) row += step;
+    if (row < end) go(op, row, end - row, panel, panels);
+}
+
+// Divides a product among threads. `go(op, row, rows, panel, panels)` computes a piece and stores it in y of its `op`.
 template <class F>
 static void for_each_needed_piece(const Op& op, const Pass& pass, const Division& by, const Worker& worker, F go) {
-    for_each_piece(num_rows(op, pass), divide_up(op.out_width, kPanel), by, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-        int64_t end = row + rows, step = by.keeps_rows ? by.step : rows, columns = (panel + panels) * kPanel;
-        while (row < end && !is_needed(op, pass, row, std::min(row + step, end), columns)) row += step;
-        if (row < end) go(row, end - row, panel, panels);
+    int64_t num_panels = divide_up(op.out_width, kPanel);
+#ifdef QUIPU_PAIRS
+    if (op.joined && heads_are_taken(op, *op.joined, pass)) {
+        static thread_local Buffer<float> kept;
+        const Op& attend = *op.joined;
+        int64_t width = attend.width, of_head = width / kPanel;
+        Division by_heads{by.rows, by.step, 1, by.keeps_rows};
+        for_each_piece(num_rows(op, pass), num_panels / of_head, by_heads, worker, [&](int64_t row, int64_t rows, int64_t head, int64_t) {
+            kept.resize(std::max<size_t>(kept.size(), rows * width));
+            compute_needed(op, pass, by, row, rows, head * of_head, of_head, [&](const Op&, int64_t first, int64_t count, int64_t panel, int64_t) {
+                Op stored = op;  // its y has the rows and columns of this piece alone
+                stored.y = kept.data() - first * width - head * width;
+                stored.y_stride = width;
+                for (int64_t i = 0; i < of_head; i += by.panels) go(stored, first, count, panel + i, std::min(by.panels, of_head - i));
+                take_head(attend, pass, first, count, head, kept.data());
+            });
+        });
+        return;
+    }
+#endif
+    for_each_piece(num_rows(op, pass), num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+        compute_needed(op, pass, by, row, rows, panel, panels, go);
     });
 }
 
