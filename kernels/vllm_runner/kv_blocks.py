@@ -52,7 +52,7 @@ class KVBlocks:
         if fresh:
             cleared = send(torch.tensor(fresh), self._layers[0].device)
             for layer_Bx in self._layers:
-                layer_Bx.index_fill_(0, cleared, 0)
+                _in_words(layer_Bx).index_fill_(0, cleared, 0)
 
     @torch.inference_mode()
     def read(self, blocks: Sequence[int], to: memoryview) -> None:
@@ -82,3 +82,9 @@ class KVBlocks:
                 part_x = layer_Bx[block]
                 yield part_x, host_x[start : start + len(part_x)]
                 start += len(part_x)
+
+
+def _in_words(layer_Bx: torch.Tensor) -> torch.Tensor:
+    """Return a view of words of 8 bytes, which torch fills in a third of the time, where blocks consist of them."""
+    is_whole = layer_Bx.shape[1] % 8 == 0 and layer_Bx.data_ptr() % 8 == 0
+    return layer_Bx.view(torch.int64) if is_whole else layer_Bx

@@ -39,3 +39,15 @@ def test_other_sizes() -> None:
     blocks = KVBlocks(layers_of(0), NUM_BLOCKS, 0, 2)
     with pytest.raises(ValueError, match="12 bytes for 1 blocks of 24"):
         blocks.read([3], memoryview(bytearray(12)))
+
+
+@pytest.mark.parametrize("width", [3, 8])
+def test_fresh_blocks(width: int) -> None:
+    """Copies are made of what was there before, then fresh blocks are cleared whole, of any size."""
+    made = torch.Generator().manual_seed(1)
+    layers = [torch.randint(1, 99, (NUM_BLOCKS, 2, width), generator=made, dtype=torch.uint8) for _ in range(2)]
+    before = [layer.clone() for layer in layers]
+    KVBlocks(layers, NUM_BLOCKS).prepare([(1, 4)], [2, 5])
+    for layer, old in zip(layers, before, strict=True):
+        assert torch.equal(layer[[0, 1, 3]], old[[0, 1, 3]]) and torch.equal(layer[4], old[1])
+        assert not layer[[2, 5]].any()
