@@ -1,4 +1,5 @@
-"""Multi-head latent attention on CPUs without AMX, where vLLM computes whole prompts only: no chunk, no cached prefix.
+"""Multi-head latent attention on CPUs without AMX, where vLLM computes whole prompts only: no chunk, no cached prefix;
+and in float32, for which its kernels with AMX have no weights.
 
 `rank_loading.py` calls `expand_latents` before vLLM reads a model's config. vLLM then computes such a model (DeepSeek
 and its relatives) with ordinary attention: keys and values of every head are made from the latents and kept, which
@@ -20,12 +21,12 @@ import torch
 _log = logging.getLogger(__name__)
 
 
-def expand_latents() -> None:
-    """Have vLLM compute latent attention with ordinary attention if its own would need AMX, which this CPU lacks.
+def expand_latents(dtype: str) -> None:
+    """Have vLLM compute latent attention with ordinary attention if its own cannot: without AMX, and in float32.
 
     An operator's `VLLM_MLA_DISABLE` is left as it is.
     """
-    if not torch.cpu._is_amx_tile_supported():  # noqa: SLF001 - what vLLM asks, too
+    if dtype == "float32" or not torch.cpu._is_amx_tile_supported():  # noqa: SLF001 - what vLLM asks, too
         os.environ.setdefault("VLLM_MLA_DISABLE", "1")
 
 
@@ -36,4 +37,4 @@ def rotate_in_torch(model_config: Any) -> None:
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     setattr(RotaryEmbedding, "forward_cpu", RotaryEmbedding.forward_native)  # noqa: B010 - vLLM's method
-    _log.info("latent attention is computed with keys and values of every head: there is no AMX")
+    _log.info("latent attention is computed with keys and values of every head: there is no AMX, or no float32 with it")

@@ -54,7 +54,7 @@ class RankLoader:
         self.is_on_cpu = bool(current_platform.is_cpu())
         choose_runner(is_on_cpu=self.is_on_cpu)
         if self.is_on_cpu:
-            expand_latents()
+            expand_latents(config.dtype)
         arguments = engine_arguments(config) | self._memory_arguments(config)
         arguments["distributed_executor_backend"] = executor_class(place)
         try:

@@ -37,6 +37,8 @@ LONG = [
 LEFT_OUT: dict[str, str] = {
     "test_same_tokens_from_the_host[int8]": "the vllm executor keeps no int8 KV cache",
     "test_reloaded_under_its_name": "the vllm executor applies no adapters",
+    "test_nothing_of_it_is_found_or_billed": "the vllm executor verifies no drafts",
+    "test_numbers_are_those_without": "likewise",
     "test_tier_leaves_the_cache_no_memory": "the backend of these tests was loaded before",
 }
 """Tests that are not run on vLLM, by function or by name with parameters, and why.
