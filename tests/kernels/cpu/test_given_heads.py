@@ -24,10 +24,10 @@ LENGTHS = (141, 21, 60)  # more rows than kKeptRows, and panels of keys that beg
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model whose heads have several panels of columns, norms and biases."""
+    """Return a model whose heads have more panels of columns than a quantized piece, norms and biases."""
     config = Qwen3Config(
         vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=96, attention_bias=True, max_position_embeddings=1024, use_sliding_window=False,
+        num_key_value_heads=2, head_dim=160, attention_bias=True, max_position_embeddings=1024, use_sliding_window=False,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(kernel_checkpoints.CONFIGS, "wide-heads", lambda: config)
@@ -89,7 +89,7 @@ def test_not_stored(checkpoint: Path, numbers: str) -> None:
     rows = memory[: 150 * product.y_stride].view(150, -1)
     rows.fill_(float("nan"))
     one_pass.run(backend._library, (Op * 1)(product), [])
-    assert rows[:, 4 * 96 :].isnan().all().item() == bool(backend._library.quipu_multiplies_pairs())
+    assert rows[:, 4 * 160 :].isnan().all().item() == bool(backend._library.quipu_multiplies_pairs())
 
 
 def test_heads_of_other_shapes(checkpoints: dict[str, Path]) -> None:
