@@ -27,7 +27,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model whose heads have more panels of columns than a quantized piece, norms and biases."""
     config = Qwen3Config(
         vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=160, attention_bias=True, max_position_embeddings=512, use_sliding_window=False,
+        num_key_value_heads=2, head_dim=160, attention_bias=True, max_position_embeddings=1024,
+        use_sliding_window=False,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(kernel_checkpoints.CONFIGS, "wide-heads", lambda: config)
