@@ -5,8 +5,8 @@ half a second in five processes; hundreds of tests start servers. So the launche
 its process forks a few spares, which wait, and so does an engine. When the server starts a process, a spare gets the
 command, environment, limits and descriptors that it would have been started with, and runs the same entry point as the
 same child of the same parent, under the same command line. Without a spare left (each serves one start), if torch would
-have to be loaded in another environment (but for its number of threads, which is then set), or for a server that has
-`STARTS_ANEW` in its environment, a process is started as usual.
+have to be loaded in another environment (but for its number of threads, which is then set), for an engine of vLLM's, or
+for a server that has `STARTS_ANEW` in its environment, a process is started as usual.
 
 The server's process cannot import torch, which it must not: it would notice only that it takes long.
 """
@@ -117,8 +117,11 @@ def _can_fork(args: Sequence[str], options: dict[str, Any], loaded: dict[str, st
         return args[-1].endswith(HELPER_ENDS)
     if args[: len(ENGINE_COMMAND)] != ENGINE_COMMAND or args[len(ENGINE_COMMAND)] not in ENGINES:
         return False
-    if json.loads(args[-1])["executor"] == "fake":
+    executor = json.loads(args[-1])["executor"]
+    if executor == "fake":
         return True
+    if executor == "vllm":
+        return False  # it looks at what every module holds, which raises for those of a web server
     needed = _read_at_load(options["env"])
     return needed | {THREADS: ""} == loaded | {THREADS: ""} and (THREADS in needed or THREADS not in loaded)
 

@@ -28,6 +28,7 @@ def test_chat(tmp_path: Path) -> None:
         chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
         info = server.get("/server_info").json()
         metrics = server.wait_at_rest()
+        assert not server.events("engine.died"), "the first engine is the one that serves"
     usage = first.usage, second.usage, chunks[-1].usage
     assert [u.prompt_tokens_details.cached_tokens for u in usage] == [0, *[usage[0].prompt_tokens // 32 * 32] * 2]
     assert "Milton" in first.choices[0].message.content
