@@ -10,12 +10,14 @@ import trio
 import trio.testing
 
 from tests.prompts import prompt_of
-from tests.runtimes import BLOCK, Answer, Client
+from tests.runtimes import BLOCK, BLOCK_BYTES, Answer, Client
 
 LONG = [*prompt_of(12 * BLOCK, seed=1), 300]
 """A prompt with twelve blocks that can be reused."""
 SMALL = {"num_blocks": 24, "max_model_len": 20 * BLOCK, "watermark": 0.0}
 """A runtime with 23 usable blocks on the device."""
+DISK_SIZE = (4 << 20) + 200 * BLOCK_BYTES
+"""Of a disk from which nothing is evicted, however large blocks are."""
 
 
 def by_tier(answer: Answer) -> dict[str, int]:
@@ -27,7 +29,7 @@ def by_tier(answer: Answer) -> dict[str, int]:
 def kept_in(tier: str, folder: Path, **more: Any) -> dict[str, Any]:
     """Return the settings of a small runtime with a tier that outlives it: `disk` or `remote`."""
     if tier == "disk":
-        return {**SMALL, "kv_disk": str(folder / "kv"), "kv_disk_size": 4 << 20, **more}
+        return {**SMALL, "kv_disk": str(folder / "kv"), "kv_disk_size": DISK_SIZE, **more}
     secret = folder / "secret"
     if not secret.exists():
         secret.write_bytes(os.urandom(32))
