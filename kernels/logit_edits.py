@@ -16,6 +16,8 @@ Row = npt.NDArray[np.float32]
 
 _NEVER = np.float32(-np.inf)
 _NEVER_BITS = _NEVER.view(np.int32)
+_LOOKED_AT_FIRST = 64
+"""Tokens of a row."""
 
 
 class Edit:
@@ -84,6 +86,9 @@ class Edit:
             self._undo_last()
 
     def _undo_if_none_left(self) -> None:
+        # nearly always one of the first is left, which saves reading all
+        if self.logits_V[:_LOOKED_AT_FIRST].max() > _NEVER:
+            return
         if self.logits_V.max() == _NEVER:
             self._undo_last()
             self.is_contradictory = self.is_masked

@@ -197,6 +197,15 @@ def test_ban_of_every_token_is_ignored(rules: dict[str, Any], left: list[float])
     assert seen(row_of(1, 2, 3), LogitRules(**rules)) == left
 
 
+@pytest.mark.parametrize(("banned", "applies"), [(0, True), (180, False)])
+def test_ban_among_few_tokens(banned: int, applies: bool) -> None:
+    """Of a large vocabulary, the one token that the model has left may be anywhere."""
+    logits = np.full(200, OFF, dtype=np.float32)
+    logits[[banned, 180]] = 1.0
+    left = seen(logits, LogitRules(bad_words=((banned,),)))
+    assert (left[banned] == OFF, left[180]) == (applies, 1.0)
+
+
 def test_allowed_tokens_yield_to_a_mask() -> None:
     """Leave the row alone if the mask and the allowed tokens have nothing in common: it fails."""
     assert seen(row_of(1, 2, 3), LogitRules(allowed_token_ids=(0,)), mask={1, 2}) == [1, 2, 3]
