@@ -18,6 +18,7 @@ import torch
 from ..batch import Drawn, StepBatch
 from ..host_sampling import host_sampling
 from ..sampling.logprobs import add_scores
+from .copied_logits import CopiedLogits
 from .followers import Followers
 from .rank_messages import RowsDrawn
 from .runner_checks import check_batch
@@ -46,6 +47,7 @@ class LogitSampler(PassSampler[_Pass]):
     def __init__(self, runner: Any, num_threads: int, followers: Followers) -> None:
         super().__init__(runner, followers)
         self._sampling = host_sampling(num_threads)
+        self._copies = CopiedLogits()
 
     def begin(self, batch: StepBatch, step: RunnerStep) -> None:
         """Set what the next call draws for."""
@@ -85,7 +87,7 @@ class LogitSampler(PassSampler[_Pass]):
         reads_only = batch.processing is None and batch.scoring is None
         if reads_only and draw_bfloat16 is not None and logits.dtype == torch.bfloat16 and logits.device.type == "cpu":
             return draw_bfloat16(batch, rows, logits.view(torch.uint16).numpy(), places)
-        one.logits_MV = _on_host(logits[places])  # a copy in any case: rules change it
+        one.logits_MV = self._copies.of(logits, places)
         return self._sampling.draw(batch, rows, one.logits_MV.numpy())
 
 
