@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..step_errors import RunnerDiverged
@@ -26,20 +27,18 @@ def check_batch(input_batch: Any, input_ids: torch.Tensor, step: RunnerStep) -> 
     """
     names = list(input_batch.req_ids)
     order = step.rows_in_order(names)
-    count = len(order)
     table = input_batch.block_table[0]
-    ours = np.array([step.positions, step.num_blocks, step.last_blocks], np.int64)[:, order]
-    columns = {
-        "positions": (input_batch.num_computed_tokens_cpu[:count], ours[0]),
-        "lengths of block tables": (table.num_blocks_per_row[:count], ours[1]),
-        "last blocks": (table.block_table.np[np.arange(count), ours[1] - 1], ours[2]),
-    }
+    positions, lengths, lasts = (
+        [column[row] for row in order] for column in (step.positions, step.num_blocks, step.last_blocks)
+    )
+    _compare("positions", input_batch.num_computed_tokens_cpu[: len(order)], positions)
+    _compare("lengths of block tables", table.num_blocks_per_row[: len(order)], lengths)
+    _compare("last blocks", table.block_table.np[range(len(order)), [length - 1 for length in lengths]], lasts)
     fed = [token_id for row in order for token_id in step.inputs[row] or ()]
-    columns["input tokens"] = (input_ids[: len(fed)].numpy(), fed)
+    _compare("input tokens", input_ids[: len(fed)], fed)
     for new in step.announced:
-        place = names.index(new.request_id)
-        columns[f"blocks of request {new.request_id}"] = (table.block_table.np[place, : len(new.table)], new.table)
-    _compare(columns)
+        theirs = table.block_table.np[names.index(new.request_id), : len(new.table)]
+        _compare(f"blocks of request {new.request_id}", theirs, new.table)
     return order
 
 
@@ -56,16 +55,12 @@ def check_known_to_host(input_batch: Any, num_blocks: Any, step: RunnerStep) -> 
         "lengths of block tables": (num_blocks[input_batch.idx_mapping_np], step.num_blocks),
     }
     for what, (theirs, ours) in columns.items():
-        expected = [ours[row] for row in order]
-        if not np.array_equal(theirs, expected):
-            raise RunnerDiverged(f"vLLM's runner has other {what} than the batch: {list(theirs)} instead of {expected}")
+        _compare(what, theirs, [ours[row] for row in order])
     return order
 
 
-def _compare(columns: dict[str, tuple[Any, Any]]) -> None:
-    """Raises RunnerDiverged unless the runner's numbers are ours. `columns`: theirs and ours, by what they are."""
-    for what, (theirs, ours) in columns.items():
-        if not np.array_equal(theirs, ours):
-            raise RunnerDiverged(
-                f"vLLM's runner has other {what} than the batch: {list(theirs)} instead of {list(ours)}"
-            )
+def _compare(what: str, theirs: npt.NDArray[np.int32] | torch.Tensor, ours: list[int]) -> None:
+    """Raises RunnerDiverged unless the runner's numbers are ours."""
+    # as lists: most are short, and numpy would make arrays of ours, and of the differences
+    if (found := theirs.tolist()) != ours:
+        raise RunnerDiverged(f"vLLM's runner has other {what} than the batch: {found} instead of {ours}")
