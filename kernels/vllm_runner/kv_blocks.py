@@ -37,6 +37,7 @@ class KVBlocks:
                     f"keeps one of shape {tuple(tensor.shape)}"
                 )
         self._layers = [tensor.view(torch.uint8).flatten(1) for tensor in distinct.values()]
+        self._in_words = [_in_words(layer_Bx) for layer_Bx in self._layers]
         self.own_bytes = sum(layer.shape[1] for layer in self._layers)
         """Of one block in all layers of this rank."""
         self.num_bytes = self.own_bytes * num_ranks
@@ -47,12 +48,12 @@ class KVBlocks:
         """Copy the first block of each pair to the second, all read before any is written; then clear fresh blocks."""
         if copies:
             sources, destinations = send(torch.tensor(copies), self._layers[0].device).T
-            for layer_Bx in self._layers:
-                layer_Bx[destinations] = layer_Bx[sources]
+            for layer_Bw in self._in_words:
+                layer_Bw.index_copy_(0, destinations, layer_Bw.index_select(0, sources))
         if fresh:
             cleared = send(torch.tensor(fresh), self._layers[0].device)
-            for layer_Bx in self._layers:
-                _in_words(layer_Bx).index_fill_(0, cleared, 0)
+            for layer_Bw in self._in_words:
+                layer_Bw.index_fill_(0, cleared, 0)
 
     @torch.inference_mode()
     def read(self, blocks: Sequence[int], to: memoryview) -> None:
@@ -85,6 +86,6 @@ class KVBlocks:
 
 
 def _in_words(layer_Bx: torch.Tensor) -> torch.Tensor:
-    """Return a view of words of 8 bytes, which torch fills in a third of the time, where blocks consist of them."""
+    """Return a view of words of 8 bytes, where blocks consist of them: torch fills and copies these one by one."""
     is_whole = layer_Bx.shape[1] % 8 == 0 and layer_Bx.data_ptr() % 8 == 0
     return layer_Bx.view(torch.int64) if is_whole else layer_Bx

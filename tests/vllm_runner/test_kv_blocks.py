@@ -47,7 +47,7 @@ def test_fresh_blocks(width: int) -> None:
     made = torch.Generator().manual_seed(1)
     layers = [torch.randint(1, 99, (NUM_BLOCKS, 2, width), generator=made, dtype=torch.uint8) for _ in range(2)]
     before = [layer.clone() for layer in layers]
-    KVBlocks(layers, NUM_BLOCKS).prepare([(1, 4)], [2, 5])
+    KVBlocks(layers, NUM_BLOCKS).prepare([(1, 4), (4, 0)], [2, 5])
     for layer, old in zip(layers, before, strict=True):
-        assert torch.equal(layer[[0, 1, 3]], old[[0, 1, 3]]) and torch.equal(layer[4], old[1])
+        assert torch.equal(layer[[1, 3]], old[[1, 3]]) and torch.equal(layer[[4, 0]], old[[1, 4]])
         assert not layer[[2, 5]].any()
