@@ -52,7 +52,7 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
             return;
         }
 #endif
-        multiply_codes<C>(to, m, x, row, rows, panel, panels);
+        multiply_codes<C>(to, m, x, row, rows, panel, panels, worker.num_threads);
     });
 }
 

@@ -79,7 +79,8 @@ void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
 }
 
 template <class C>
-void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels,
+              int64_t) {
     Tiles tiles;
     bool in_steps = Steps(m, 2).are_whole(m, 2);
     for (int64_t i = 0; i < panels; i++) {
@@ -92,8 +93,9 @@ void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int
 #elif defined(QUIPU_PAIRS)
 // Two codes become a pair of bfloat16 in fewer instructions than it takes to store the pair for other rows.
 template <class C>
-void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-    multiply_codes<C>(op, m, x, row, rows, panel, panels);
+void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels,
+              int64_t num_threads) {
+    multiply_codes<C>(op, m, x, row, rows, panel, panels, num_threads);
 }
 #else
 // For more rows than this, codes are expanded to floats first, a part of a panel at a time.
@@ -119,8 +121,9 @@ void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
 }
 
 template <class C>
-void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-    if (rows <= kDirectRows) return multiply_codes<C>(op, m, x, row, rows, panel, panels);
+void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels,
+              int64_t num_threads) {
+    if (rows <= kDirectRows) return multiply_codes<C>(op, m, x, row, rows, panel, panels, num_threads);
     for (int64_t i = 0; i < panels; i++) multiply_panel<C>(op, m, x, row, rows, panel + i);
 }
 #endif
@@ -131,7 +134,7 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
         prepare<typename C::Product>(m, op.x + row * op.x_stride, words, sums);
     });
     for_each_needed_piece(op, pass, division(m, x), worker, [&](const Op& to, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-        multiply<C>(to, m, x, row, rows, panel, panels);
+        multiply<C>(to, m, x, row, rows, panel, panels, worker.num_threads);
     });
 }
 

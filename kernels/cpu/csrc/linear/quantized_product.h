@@ -22,6 +22,8 @@ struct Columns {
     int64_t panel;        // the first one, for its scales
     const uint8_t* codes; // from unit 0 on
     int64_t stride;       // bytes from panel to panel
+    const uint8_t* ahead = nullptr;  // what is prefetched with unit 0, and how many bytes further with each block; null: what is read
+    int64_t ahead_step = 0;
 };
 
 // What a call has of each row: `totals` of groups that are complete, and the sum of one that is not (`partial`, which is null
@@ -49,8 +51,8 @@ inline __attribute__((always_inline)) void for_each_unit(F go) {
     }
 }
 
-// MR rows by NP panels, units from `first` to `last`.
-template <class C, int MR, int NP>
+// MR rows by NP panels, units from `first` to `last`. `kNext`: whether columns say what is prefetched.
+template <class C, int MR, int NP, bool kNext>
 __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const Columns& columns, int64_t first, int64_t last,
                                                     const Sums& sums) {
     typedef typename C::Product P;
@@ -60,6 +62,8 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
     const int64_t panel = columns.panel, panel_stride = columns.stride, x_stride = x.stride, stride = sums.stride;
     const uint32_t* const words = x.p;
     const uint8_t* const panel_codes = columns.codes;
+    const uint8_t* next = columns.ahead + first / C::kUnits * columns.ahead_step;
+    const int64_t next_step = columns.ahead_step;
     const float* const sums_of_x = x.sums(0);
     const uint32_t* const starts = x.starts(0, matrix);
     float* const totals = sums.totals;
@@ -77,13 +81,14 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                 sum[m][v] = fresh ? P::start(starts + m * x_stride + group) : P::kept(partial + m * stride + v * kLanes);
         const uint8_t* at = panel_codes + unit / C::kUnits * 2 * C::kBytes;
         const uint32_t* row = words + unit;
-        for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits) {
+        for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits, next += next_step) {
             UNROLL for (int done = 0; done < NP; done += kTogether) {
                 decltype(codes.load(at)) raw[kTogether];
                 UNROLL for (int n = 0; n < kTogether; n++) {
                     const uint8_t* p = at + (done + n) * panel_stride;
                     for (int line = 0; line < 2 * C::kBytes; line += 64) {
-                        if constexpr (is_reading<C, MR>) prefetch(p + kCodesAhead + line);
+                        if constexpr (kNext) prefetch(next + line);
+                        else if constexpr (is_reading<C, MR>) prefetch(p + kCodesAhead + line);
                         else prefetch_first(p + kCodesAhead + line);
                     }
                     raw[n] = codes.load(p);
@@ -134,7 +139,7 @@ static void expand(const uint8_t* panel, int64_t first, int64_t last, uint8_t* t
     for (int64_t unit = first; unit < last; unit += C::kUnits) {
         const uint8_t* at = panel + unit / C::kUnits * 2 * C::kBytes;
         for (int line = 0; line < 2 * C::kBytes; line += 64) {
-#ifdef QUIPU_AMX  // products of tiles take so little time that widening mostly waits for memory, as in is_reading
+#ifdef QUIPU_AMX  // products of tiles take so little time that widening mostly waits for memory
             prefetch(at + 2 * kCodesAhead + line);
 #else
             prefetch_first(at + 2 * kCodesAhead + line);

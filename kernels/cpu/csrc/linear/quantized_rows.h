@@ -45,18 +45,18 @@ static PreparedRows prepare_rows(const QuantizedMatrix& m, int64_t num_rows, con
 template <int NP>
 constexpr int kRowsAtOnce = kLanes == 16 ? (NP == 4 ? 2 : NP == 2 ? 4 : 8) : (NP == 4 ? 1 : NP == 2 ? 2 : 4);
 
-template <class C, int NP>
+template <class C, int NP, bool kNext>
 static void multiply_some(int64_t rows, const PreparedRows& x, const Columns& columns, int64_t first, int64_t last, const Sums& sums) {
     constexpr int most = kRowsAtOnce<NP>;
     switch (rows) {
-        case 1: return multiply_rows<C, 1, NP>(x, columns, first, last, sums);
-        case 2: if constexpr (most >= 2) return multiply_rows<C, 2, NP>(x, columns, first, last, sums); break;
-        case 3: if constexpr (most >= 4) return multiply_rows<C, 3, NP>(x, columns, first, last, sums); break;
-        case 4: if constexpr (most >= 4) return multiply_rows<C, 4, NP>(x, columns, first, last, sums); break;
-        case 5: if constexpr (most >= 8) return multiply_rows<C, 5, NP>(x, columns, first, last, sums); break;
-        case 6: if constexpr (most >= 8) return multiply_rows<C, 6, NP>(x, columns, first, last, sums); break;
-        case 7: if constexpr (most >= 8) return multiply_rows<C, 7, NP>(x, columns, first, last, sums); break;
-        case 8: if constexpr (most >= 8) return multiply_rows<C, 8, NP>(x, columns, first, last, sums); break;
+        case 1: return multiply_rows<C, 1, NP, kNext>(x, columns, first, last, sums);
+        case 2: if constexpr (most >= 2) return multiply_rows<C, 2, NP, kNext>(x, columns, first, last, sums); break;
+        case 3: if constexpr (most >= 4) return multiply_rows<C, 3, NP, kNext>(x, columns, first, last, sums); break;
+        case 4: if constexpr (most >= 4) return multiply_rows<C, 4, NP, kNext>(x, columns, first, last, sums); break;
+        case 5: if constexpr (most >= 8) return multiply_rows<C, 5, NP, kNext>(x, columns, first, last, sums); break;
+        case 6: if constexpr (most >= 8) return multiply_rows<C, 6, NP, kNext>(x, columns, first, last, sums); break;
+        case 7: if constexpr (most >= 8) return multiply_rows<C, 7, NP, kNext>(x, columns, first, last, sums); break;
+        case 8: if constexpr (most >= 8) return multiply_rows<C, 8, NP, kNext>(x, columns, first, last, sums); break;
     }
 }
 
@@ -68,7 +68,9 @@ static void multiply_all(int64_t rows, const PreparedRows& x, const Columns& col
         int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
         float* partial = sums.partial ? sums.partial + row * sums.stride : nullptr;
         PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};
-        multiply_some<C, NP>(count, some, columns, first, last, Sums{sums.totals + row * sums.stride, partial, sums.stride});
+        Sums to{sums.totals + row * sums.stride, partial, sums.stride};
+        if (NP == 1 && columns.ahead) multiply_some<C, NP, NP == 1>(count, some, columns, first, last, to);
+        else multiply_some<C, NP, false>(count, some, columns, first, last, to);
     }
 }
 
@@ -137,11 +139,14 @@ static void for_each_needed_piece(const Op& op, const Pass& pass, const Division
 }
 
 constexpr int64_t kFewRows = 8, kPanelRows = 64;
+// Not with AVX-512 alone, where products of several rows take so long that codes are best prefetched into the first-level cache.
+constexpr bool kPrefetchesNext = kPairCodes || kLanes == 8;
 
-// At most kFewRows rows by several panels, from the codes themselves.
+// At most kFewRows rows by several panels, from the codes themselves. `ahead`: what is prefetched meanwhile, a part of so many of
+// as many bytes as a panel has; null: the codes, as they are read.
 template <class C>
 static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
-                         int64_t panels) {
+                         int64_t panels, const uint8_t* ahead = nullptr, int64_t parts = 1) {
     alignas(64) float totals[kFewRows * kMostPanels * kPanel];
     constexpr int64_t stride = kMostPanels * kPanel;
     int64_t units = m.padded_width() / C::Product::kInputs;
@@ -149,7 +154,8 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
     for (int64_t done = 0, count; done < panels; done += count) {
         count = panels - done >= 4 ? 4 : panels - done >= 2 ? 2 : 1;
         if (rows > kRowsAtOnce<4>) count = std::min<int64_t>(count, rows > kRowsAtOnce<2> ? 1 : 2);
-        Columns columns{&m, panel + done, m.codes + (panel + done) * m.panel_bytes(), m.panel_bytes()};
+        const uint8_t* codes = m.codes + (panel + done) * m.panel_bytes();
+        Columns columns{&m, panel + done, codes, m.panel_bytes(), ahead, 2 * C::kBytes / parts};
         Sums sums{totals + done * kPanel, nullptr, stride};
         if (count == 4) multiply_all<C, 4>(rows, some, columns, 0, units, sums);
         else if (count == 2) multiply_all<C, 2>(rows, some, columns, 0, units, sums);
@@ -159,15 +165,19 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
 }
 
 // Any number of rows by several panels, from the codes themselves. Of up to kPanelRows rows, all are multiplied by one panel, whose
-// codes stay in the second-level cache, before the next; of more, a few by all panels, so that they stay in the first.
+// codes stay in the caches, before the next, which is prefetched meanwhile; of more, a few by all panels, so that they stay in the
+// first-level cache.
 template <class C>
 static void multiply_codes(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
-                           int64_t panels) {
+                           int64_t panels, int64_t num_threads) {
     if (rows <= kFewRows) return multiply_few<C>(op, m, x, row, rows, panel, panels);
     int64_t parts = (rows + kFewRows - 1) / kFewRows, step = rows <= kPanelRows ? 1 : panels;
-    for (int64_t i = 0; i < panels; i += step)
+    for (int64_t i = 0; i < panels; i += step) {
+        const uint8_t* next = m.codes + (panel + (i + 1 < panels ? i + 1 : num_threads * panels)) * m.panel_bytes();
         for (int64_t part = 0; part < parts; part++) {
-            int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first;
-            multiply_few<C>(op, m, x, row + first, count, panel + i, step);
+            int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first, later = parts - 1;
+            const uint8_t* ahead = kPrefetchesNext && step == 1 && part > 0 ? next + (part - 1) * (m.panel_bytes() / later) : nullptr;
+            multiply_few<C>(op, m, x, row + first, count, panel + i, step, ahead, ahead ? later : 1);
         }
+    }
 }

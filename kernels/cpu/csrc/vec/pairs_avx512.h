@@ -1,6 +1,7 @@
 // Sums of bfloat16 products with AVX-512 BF16 (VDPBF16PS): one chain per sum, k ascending, in each pair the odd one first.
 // Denormals are treated as 0. See pairs.h.
 #pragma once
+#include <utility>
 
 class Pairs {
 public:
@@ -15,32 +16,25 @@ public:
     static int64_t slice(int64_t, int64_t num_k) { return num_k; }
     static int64_t panels_together(int64_t, int64_t) { return 4; }
 
-    struct Ahead {  // panels are prefetched as they are read
-        Ahead(const bf16*, const bf16*, int64_t) {}
-    };
+    // Prefetches the next packed panel while several times kRows rows are multiplied by this one, a part of it with each of them:
+    // all but the first of them find this panel in the caches, and memory would wait meanwhile.
+    class Ahead {
+    public:
+        Ahead(const bf16* panel, const bf16* next, int64_t num_rows)
+            : at_(reinterpret_cast<const char*>(num_rows > kRows ? next : panel)), step_(num_rows > kRows ? kPairBytes / parts(num_rows) : 0) {}
 
-    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
-    // padded with 0 to a multiple of kPairStep.
-    template <int64_t kStep>
-    void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
-             int64_t sums_stride) {
-        int64_t parts = (num_rows + kRows - 1) / kRows;
-        for (int64_t part = 0; part < parts; part++) {
-            int64_t row = num_rows * part / parts, count = num_rows * (part + 1) / parts - row;
-            const bf16* at = x + row * x_stride;
-            float* to = sums + row * sums_stride;
-            switch (count) {
-                case 1: add_rows<1>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-                case 2: add_rows<2>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-                case 3: add_rows<3>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-                case 4: add_rows<4>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-                case 5: add_rows<5>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-                case 6: add_rows<6>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-                case 7: add_rows<7>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-                case 8: add_rows<8>(at, x_stride, panel, num_k, fresh, to, sums_stride); break;
-            }
+        // Returns what to prefetch with the first of so many values, and how many bytes further with each pair.
+        std::pair<const char*, int64_t> take(int64_t num_k) {
+            const char* from = at_;
+            at_ += num_k / 2 * step_;
+            return {from, step_};
         }
-    }
+
+    private:
+        static constexpr int64_t kPairBytes = 2 * kPanel * sizeof(bf16);
+        const char* at_;
+        int64_t step_;
+    };
 
     struct Further {  // is added by itself
         const bf16* x;
@@ -50,10 +44,28 @@ public:
     };
     static constexpr bool kTakesFurther = false;
 
+    // sums[row][0 .. kPanel) = (fresh ? 0 : sums) + x[row] * panel, over num_k values, an even number. Rows of x are
+    // padded with 0 to a multiple of kPairStep.
     template <int64_t kStep>
     void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
-             int64_t sums_stride, Ahead&, const Further* = nullptr, int64_t = 0) {
-        add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride);
+             int64_t sums_stride, Ahead& ahead, const Further* = nullptr, int64_t = 0) {
+        int64_t num_parts = parts(num_rows);
+        for (int64_t part = 0; part < num_parts; part++) {
+            int64_t row = num_rows * part / num_parts, count = num_rows * (part + 1) / num_parts - row;
+            const bf16* at = x + row * x_stride;
+            float* to = sums + row * sums_stride;
+            auto next = ahead.take(num_k);
+            if (num_parts == 1) add_some<kAsRead>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
+            else if (part == 0) add_some<kBoth>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
+            else add_some<kNext>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
+        }
+    }
+
+    template <int64_t kStep>
+    void add(const bf16* x, int64_t x_stride, int64_t num_rows, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
+             int64_t sums_stride) {
+        Ahead none(panel.first, panel.first, 1);
+        add(x, x_stride, num_rows, panel, num_k, fresh, sums, sums_stride, none);
     }
 
     void add_further(const Further& further, int64_t num_rows, float* sums, int64_t sums_stride) {
@@ -65,18 +77,39 @@ private:
     // Bytes of weights to prefetch ahead, into the second-level cache: the first one can wait for too few lines at a time.
     static constexpr int64_t kAhead = 4096;
 
-    template <int MR, int64_t kStep>
+    static int64_t parts(int64_t num_rows) { return (num_rows + kRows - 1) / kRows; }
+
+    enum Prefetched { kAsRead, kBoth, kNext };  // of packed panels
+
+    template <Prefetched kWhat, int64_t kStep>
+    static void add_some(int64_t num_rows, const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
+                         int64_t sums_stride, std::pair<const char*, int64_t> next) {
+        switch (num_rows) {
+            case 1: return add_rows<1, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+            case 2: return add_rows<2, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+            case 3: return add_rows<3, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+            case 4: return add_rows<4, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+            case 5: return add_rows<5, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+            case 6: return add_rows<6, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+            case 7: return add_rows<7, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+            case 8: return add_rows<8, kWhat>(x, x_stride, panel, num_k, fresh, sums, sums_stride, next);
+        }
+    }
+
+    template <int MR, Prefetched kWhat, int64_t kStep>
     __attribute__((noinline)) static void add_rows(const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t num_k, bool fresh,
-                                                   float* sums, int64_t sums_stride) {
+                                                   float* sums, int64_t sums_stride, std::pair<const char*, int64_t> next) {
+        auto [ahead, step] = next;
         Vec sum[MR][2];
         UNROLL for (int m = 0; m < MR; m++)
             UNROLL for (int v = 0; v < 2; v++) sum[m][v] = fresh ? splat(0) : load(sums + m * sums_stride + v * kLanes);
-        for (int64_t k = 0; k < num_k; k += 2) {
+        for (int64_t k = 0; k < num_k; k += 2, ahead += step) {
             const bf16 *first = panel.at_first(k), *second = panel.at_second(k);
-            if (kStep == kPacked) {
+            if (kStep == kPacked && kWhat != kNext) {
                 prefetch(reinterpret_cast<const char*>(first) + kAhead);
                 prefetch(reinterpret_cast<const char*>(second) + kAhead);
             }
+            if (kStep == kPacked && kWhat != kAsRead) prefetch(ahead);
             __m512i right[2] = {_mm512_loadu_si512(first), _mm512_loadu_si512(second)};
             UNROLL for (int m = 0; m < MR; m++) {
                 int32_t pair;
