@@ -22,11 +22,9 @@ from tests.e2e.streams import streaming
 from tests.kernels.kernel_checkpoints import backend_config, make_batch
 from tests.processes import eventually, has_ended
 from tests.vllm_runner.test_vllm_backend import generate, prompts, tables, wanted
-from tests.vllm_runner.vllm_backends import SERVE_DEMO, SIZE, close_all, open_backend, vllm_marks
+from tests.vllm_runner.vllm_backends import LONGEST_S, SERVE_DEMO, SIZE, close_all, open_backend, vllm_marks
 
-LONGEST_S = 1800.0
-"""How long a test may take: ranks spin while they wait for one another, so that each needs a core to itself."""
-pytestmark = [pytest.mark.timeout(LONGEST_S), *vllm_marks]
+pytestmark = vllm_marks
 
 RANK = "quipu.kernels.vllm_runner.rank_process"
 FLAGS = (*SERVE_DEMO, "--tensor-parallel-size", "2")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import run_quipu, serving
-from tests.vllm_runner.vllm_backends import SERVE_DEMO, vllm_marks
+from tests.vllm_runner.vllm_backends import LONGEST_S, SERVE_DEMO, vllm_marks
 
 pytestmark = vllm_marks
 
@@ -22,7 +22,7 @@ def test_chat(tmp_path: Path) -> None:
     """A chat is answered; the same one again is cached up to its last whole block, streamed or not."""
     question = f"Answer questions about this text.\n\n{NOTES}\n\nWhere does Hugo live?"
     fields = {"model": "demo", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 30}
-    with serving(tmp_path, *FLAGS, ready_s=200) as server, closing(server.client()) as client:
+    with serving(tmp_path, *FLAGS, ready_s=LONGEST_S) as server, closing(server.client()) as client:
         first = client.chat.completions.create(**fields)
         second = client.chat.completions.create(**fields)
         chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
@@ -69,12 +69,12 @@ def test_pass_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HANG", str(hang := tmp_path / "hang"))
     flags = ("--executor", "vllm", "--dtype", "float32", "--block-size", "32", "--num-blocks", "200", "--enforce-eager")
-    with serving(tmp_path / "server", *flags, "--step-timeout", "6", ready_s=200) as server:
+    with serving(tmp_path / "server", *flags, "--step-timeout", "6", ready_s=LONGEST_S) as server:
         first, prompt = server.engine_pid(), token_prompt("hangs", 70)
         request = {"model": "demo", "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
         wanted = server.post("/v1/completions", request).json()
         hang.touch()
-        found = httpx.post(f"{server.url}/v1/completions", json=request, timeout=200).json()
+        found = httpx.post(f"{server.url}/v1/completions", json=request, timeout=LONGEST_S).json()
         (died,) = server.events("engine.died")
         metrics = server.wait_at_rest()
         assert server.engine_pid() != first and not hang.exists()
@@ -86,6 +86,6 @@ def test_pass_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_block_size_is_refused(tmp_path: Path) -> None:
     """A size that the attention does not take is refused with the flag that helps."""
-    done = run_quipu("serve", *FLAGS, "--block-size", "16", "--port", "0", folder=tmp_path, timeout_s=200)
+    done = run_quipu("serve", *FLAGS, "--block-size", "16", "--port", "0", folder=tmp_path, timeout_s=LONGEST_S)
     assert done.returncode != 0
     assert "takes multiples of 32: add --block-size 32" in done.stderr

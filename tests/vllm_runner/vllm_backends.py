@@ -24,9 +24,12 @@ def _missing_reason() -> str:
 
 MISSING = _missing_reason()
 """Why vLLM cannot be tested here; empty if it can."""
+LONGEST_S = 1800.0
+"""How long a test or a start may take. On a busy machine, importing vLLM takes minutes; and ranks hardly get on there,
+because they spin while they wait for one another."""
 vllm_marks = [
     pytest.mark.filterwarnings("ignore"),  # those of vLLM and its dependencies
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(LONGEST_S),
 ]
 """The marks of a module whose tests run vLLM."""
 SIZE = 32
