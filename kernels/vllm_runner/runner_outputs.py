@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 _NO_TOKEN = -1  # vLLM's PLACEHOLDER_TOKEN_ID
@@ -21,9 +20,8 @@ def output_of_v1(order: Sequence[int], rows: list[int], token_ids: list[int], de
     from vllm.v1.outputs import SamplerOutput
 
     if len(rows) == len(order):
-        ids_M = np.empty(len(order), np.int32)
-        ids_M[np.argsort(order)] = token_ids
-        return SamplerOutput(sampled_token_ids=torch.from_numpy(ids_M[:, None]).to(device), logprobs_tensors=None)
+        ids_M1 = torch.tensor([[token_ids[row]] for row in order], dtype=torch.int32)
+        return SamplerOutput(sampled_token_ids=ids_M1.to(device), logprobs_tensors=None)
     # two columns, because a row of these may yield no token at all
     ids_M2 = torch.full((len(order), 2), _NO_TOKEN, dtype=torch.int32)
     if rows:
