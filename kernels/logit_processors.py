@@ -148,6 +148,15 @@ class LogitProcessor:
     def _forced_token_id(self) -> int | None:
         return None if self._budget is None else self._budget.forced_token_id
 
+    def bans_alone(self) -> Ids | None:
+        """Return the tokens that must not be drawn next, if the rules change nothing else now; otherwise None."""
+        seen, rules = self.seen, self.rules
+        others = (self._allowed, self._bias, seen.prompt_ids, seen.output_ids)
+        if self._forced_token_id is not None or any(map(len, others)):
+            return None
+        held_back = self._held_back if len(self.outputs) < rules.min_tokens else self._held_back[:0]
+        return np.concatenate((self._bad_now(), held_back)) if rules.bad_words else held_back
+
     def apply(self, edit: Edit) -> None:
         """Edit the row from which the next token is drawn."""
         if (forced := self._forced_token_id) is not None:

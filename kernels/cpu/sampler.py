@@ -54,7 +54,7 @@ def draw_bfloat16(
     *,
     num_threads: int,
 ) -> list[int | None]:
-    """Sample likewise from logits in bfloat16, without a copy of them in float32. The batch must have no `processing`.
+    """Sample likewise from logits in bfloat16, without a copy of them in float32. `batch.processing` is not applied.
 
     The logits of each row are in row `places[i]` of `bits_PV`.
     """

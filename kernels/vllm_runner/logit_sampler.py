@@ -18,6 +18,7 @@ import torch
 from ..batch import Drawn, StepBatch
 from ..host_sampling import host_sampling
 from ..sampling.logprobs import add_scores
+from .banned_tokens import banned
 from .copied_logits import CopiedLogits
 from .followers import Followers
 from .rank_messages import RowsDrawn
@@ -84,9 +85,14 @@ class LogitSampler(PassSampler[_Pass]):
     def _draw(self, one: _Pass, rows: list[int], logits: torch.Tensor, places: list[int]) -> list[int | None]:
         """Draw a token for each of these rows, whose logits are at these places."""
         batch, draw_bfloat16 = one.batch, self._sampling.draw_bfloat16
-        reads_only = batch.processing is None and batch.scoring is None
-        if reads_only and draw_bfloat16 is not None and logits.dtype == torch.bfloat16 and logits.device.type == "cpu":
-            return draw_bfloat16(batch, rows, logits.view(torch.uint16).numpy(), places)
+        is_readable = logits.dtype == torch.bfloat16 and logits.device.type == "cpu"
+        if is_readable and draw_bfloat16 is not None and batch.scoring is None:
+            bits_PV = logits.view(torch.uint16).numpy()
+            if batch.processing is None:
+                return draw_bfloat16(batch, rows, bits_PV, places)
+            with banned(batch.processing, dict(zip(rows, places, strict=True)), bits_PV) as is_done:
+                if is_done:
+                    return draw_bfloat16(batch, rows, bits_PV, places)
         one.logits_MV = self._copies.of(logits, places)
         return self._sampling.draw(batch, rows, one.logits_MV.numpy())
 

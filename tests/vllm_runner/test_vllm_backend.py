@@ -23,6 +23,7 @@ from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from quipu.kernels.step_errors import RunnerDiverged
 from quipu.kernels.step_types import LogitRules
+from quipu.kernels.vllm_runner.copied_logits import CopiedLogits
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, scattered_blocks
 from tests.vllm_runner import v2_stand_ins
@@ -269,6 +270,25 @@ def test_seeds(backend: VllmBackend) -> None:
     chunked, _ = generate(backend, prompts()[0], second, chunk=48, **draws)
     assert cold == warm == chunked != wanted()[0]
     assert generate(backend, prompts()[0], second, temperature=1.5, seed=6)[0] != cold
+
+
+def test_bans(backend: VllmBackend) -> None:
+    """Rows whose rules only ban tokens draw what they would from a copy of their logits; runner V1 makes none."""
+    blocks = tables(3, seed=31)
+    rows = [{"slot": s, "position": 0, "token_ids": prompts()[s], "blocks": blocks[s]} for s in range(3)]
+    batch = make_batch(*rows)
+    words = [text[:1] for text in wanted()[:2]]
+
+    def processing() -> Processing:
+        return Processing([0, 1], [LogitProcessor(LogitRules(bad_words=(tuple(one),)), [], []) for one in words])
+
+    scored = backend.step(attrs.evolve(batch, scoring=Scoring([0], [0], [], [], []), processing=processing()))
+    with mock.patch.object(CopiedLogits, "of", side_effect=AssertionError("logits were copied")):
+        banned = backend.step(attrs.evolve(batch, processing=processing()))
+        after = backend.step(batch)
+    assert banned.token_ids == scored.token_ids
+    assert [banned.token_ids[row] != words[row][0] for row in range(2)] == [True, True]
+    assert [banned.token_ids[2], *after.token_ids] == [wanted()[2][0], *(text[0] for text in wanted()[:3])]
 
 
 def mask_of(allowed: set[int]) -> bytes:
