@@ -18,13 +18,14 @@ import torch
 from ..kv_cache import KVCache
 from ..models.families import Model
 from .adapted_products import AdaptedProducts
+from .call_recorder import ROWS
 from .fusing import fuse
 from .layout import compile_op, join_heads, lay_out, remove_barriers
 from .narrowing import narrowed, through_last_attention
 from .packing import PackedWeights
 from .program import Bounds, Op
 from .recorded import Program, RecordedOp
-from .recorder import ROWS, Recorder
+from .recorder import Recorder
 from .rounding import store_rounded
 
 
