@@ -74,7 +74,7 @@ _LATENT = {"kv_lora_rank": 256, "q_lora_rank": None, "qk_nope_head_dim": 64, "qk
 _BY_DEFAULT = (
     *("layer_types", "rope_parameters", "rope_scaling", "no_rope_layers", "mlp_only_layers", "sliding_window"),
     *("mamba_d_head", "head_dim", "qk_head_dim", "per_layer_config", "moe_layers"),
-    *("attention_chunk_size", "floor_scale", "attn_scale"),
+    *("attention_chunk_size", "floor_scale", "attn_scale", "activation_sparsity_pattern"),
 )
 """Entries that depend on the shape: the family's own defaults take their place."""
 PREFILL, CONTEXT, STREAMS, BLOCK_SIZE = 512, 256, 8, 16
@@ -161,8 +161,13 @@ def in_shape(architecture: str, shape: Mapping[str, Any]) -> dict[str, Any]:
         changed |= {
             "num_kv_shared_layers": 0,
             "vocab_size_per_layer_input": shape["vocab_size"],
-            "global_head_dim": 128,
         }
+    if config.get("per_layer_config") is not None:
+        changed["global_head_dim"] = 128
+    if "altup_num_inputs" in config:
+        half = shape["num_hidden_layers"] // 2
+        changed |= {"altup_num_inputs": 4, "laurel_rank": 64, "hidden_size_per_layer_input": 256}
+        changed["activation_sparsity_pattern"] = [0.95] * half + [0.0] * (shape["num_hidden_layers"] - half)
     if "head_dim" not in config or "kv_lora_rank" in config:
         del changed["head_dim"]
     kept = {name: value for name, value in config.items() if name not in _BY_DEFAULT}

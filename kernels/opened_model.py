@@ -46,9 +46,8 @@ class OpenedModel:
         """Return the tensors of layers that are not read."""
         first, count = self.config.num_layers, self.config.num_ignored_layers
         prefixes = [f"model.layers.{index}." for index in range(first, first + count)]
-        if (gemma4 := self.config.gemma4) is not None:  # those without keys of their own may have weights for them
-            layers = range(gemma4.num_cached, first)
-            prefixes += [f"model.layers.{index}.self_attn.{kind}_" for index in layers for kind in "kv"]
+        for index in range(self.config.num_cached, first):  # without keys of their own, they may have weights for them
+            prefixes += [f"model.layers.{index}.self_attn.{kind}_" for kind in "kv"]
         return self.source.names_within(tuple(prefixes))
 
     def block_shape(self, block_size: int, kv_dtype: torch.dtype) -> BlockShape:

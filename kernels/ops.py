@@ -109,7 +109,7 @@ class Ops(Protocol):
     def embed(
         self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
     ) -> torch.Tensor:
-        """Look up rows of the table, times `scale`: x_ND.
+        """Look up rows of the table, times `scale`: x_ND. A token beyond the table has its first row.
 
         The scale is rounded to the model's dtype, as Gemma was trained, unless it `is_exact`.
         """
@@ -188,6 +188,14 @@ class Ops(Protocol):
         """Compute `gelu(gate) * up` with the tanh form of GELU (Hendrycks and Gimpel, arXiv:1606.08415): h_NF."""
         ...
 
+    def sparse_gelu_mul(self, gate_up_N2F: torch.Tensor, deviations: float) -> torch.Tensor:
+        """Compute `gelu(max(gate - cutoff, 0)) * up` with the tanh form of GELU: h_NF.
+
+        A row's cutoff is the mean of its gate plus so many of its standard deviations, in float32: nearly all gates of
+        a row are to be 0.
+        """
+        ...
+
     def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
         """Compute GELU in its tanh form, of something without a gate: h_NF."""
         ...
@@ -204,8 +212,22 @@ class Ops(Protocol):
         """Compute `x * y`, of the same shape; y may be some columns of a wider result."""
         ...
 
-    def scale(self, x_ND: torch.Tensor, factor_1: torch.Tensor) -> torch.Tensor:
-        """Compute `x * factor`, one number of the model."""
+    def scale(self, x_ND: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """Compute `x * factor`: one number of the model, or one for each column."""
+        ...
+
+    def match_copies(self, x_ND: torch.Tensor, y_NCD: torch.Tensor, floor: float) -> torch.Tensor:
+        """Return x, and behind it each copy in y, scaled to the root mean square of x: z_N(1+C)D.
+
+        The mean square of a copy counts as at least `floor`.
+        """
+        ...
+
+    def mix_copies(self, x_NCD: torch.Tensor, weights: torch.Tensor, z_NJD: torch.Tensor) -> torch.Tensor:
+        """Add a weighted sum to each copy, `x_c + w_c1 * z_1 + w_c2 * z_2 + ...`: y_NCD.
+
+        Weights are results, `[N, C, J]`, or those of the model, `[C, J]` (AltUp: Baykal et al., arXiv:2301.13310).
+        """
         ...
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:

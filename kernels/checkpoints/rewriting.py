@@ -37,6 +37,9 @@ _NEVER = (
     r"re:.*\.kv_b_proj$",
     r"re:.*\.router\.proj$",
     r"re:.*\.per_layer_(input_gate|projection|model_projection)$",
+    r"re:.*\.altup\..*$",
+    r"re:.*\.altup_(unembed_)?projections\..*$",
+    r"re:.*\.laurel\..*$",
 )
 """Modules that are never quantized, as readers of the format take them."""
 

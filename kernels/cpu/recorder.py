@@ -38,9 +38,10 @@ class Recorder(RowRecorder):
     def embed(
         self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
     ) -> torch.Tensor:
-        width = table_VD.shape[1]
-        scale = scale if is_exact else float(torch.tensor(scale, dtype=table_VD.dtype))
-        return self._record(program.EMBED, shape=(width,), width=width, scale=scale, also=self._matrix(table_VD))
+        rows, width = table_VD.shape
+        fields: dict[str, Any] = {"width": width, "out_width": rows, **self._matrix(table_VD)}
+        fields["scale"] = scale if is_exact else float(torch.tensor(scale, dtype=table_VD.dtype))
+        return self._record(program.EMBED, shape=(width,), **fields)
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
         rows, width = weight_OI.shape

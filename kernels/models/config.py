@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import attrs
 
-from .config_parts import Gemma4Config, HeadShape, LatentConfig, Llama4Config, MlpNames, MoeConfig
+from .config_parts import Gemma3nConfig, Gemma4Config, HeadShape, LatentConfig, Llama4Config, MlpNames, MoeConfig
 from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
 
@@ -93,16 +93,26 @@ class DecoderConfig:
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
     """If attention is over latents; then one key, of `head_dim` elements, is that of all heads, and their value."""
+    cached: tuple[int, ...] = attrs.field(
+        default=attrs.Factory(lambda config: tuple(range(config.num_layers)), takes_self=True)
+    )
+    """To whose keys each layer attends: to its own, or to those of one before the first that has none."""
+    gemma3n: Gemma3nConfig | None = None
     gemma4: Gemma4Config | None = None
     llama4: Llama4Config | None = None
     num_ignored_layers: int = 0
     """Layers of the checkpoint, after the last, that are not read."""
 
     @property
+    def num_cached(self) -> int:
+        """Return how many layers have keys of their own: the first ones."""
+        return max(self.cached) + 1
+
+    @property
     def heads_of_layers(self) -> tuple[HeadShape, ...]:
         """Return the key/value heads of each layer that has keys of its own."""
         alike = (HeadShape(self.num_kv_heads, self.head_dim),) * self.num_layers
-        return alike if self.gemma4 is None else self.gemma4.heads[: self.gemma4.num_cached]
+        return (alike if self.gemma4 is None else self.gemma4.heads)[: self.num_cached]
 
 
 def read_config(model_path: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Parts of a decoder's configuration (`config.py`) that few families have: latents, experts, names, and what Gemma 4
-and Llama 4 have.
+"""Parts of a decoder's configuration (`config.py`) that few families have: latents, experts, names, and what Gemma 3n,
+Gemma 4 and Llama 4 have.
 
 What must always hold: as in `config.py`.
 """
@@ -101,29 +101,45 @@ class HeadShape:
 
 
 @attrs.frozen
+class InputConfig:
+    """The sizes of per-layer inputs (`layer_inputs.py`)."""
+
+    width: int
+    """Of each layer's."""
+    vocab_size: int
+    """Tokens that have one of their own; others have the first token's."""
+
+
+@attrs.frozen
 class Gemma4Config:
     """What the text part of Gemma 4 has beside other decoders."""
 
     heads: tuple[HeadShape, ...]
     """Of each layer."""
-    cached: tuple[int, ...]
-    """To whose keys each layer attends: to its own, or to those of one before the first that has none."""
     values_are_keys: bool
     """Whether layers without a window make values of their keys."""
-    wide_mlps: bool
-    """Whether layers without keys of their own have MLPs of twice the width."""
-    input_width: int | None
-    """Of the per-layer input of each layer; None: there are none."""
-    input_vocab_size: int
+    mlp_widths: tuple[int, ...]
+    """Of each layer."""
+    inputs: InputConfig | None
 
-    @property
-    def num_cached(self) -> int:
-        """Return how many layers have keys of their own: the first ones."""
-        return max(self.cached) + 1
 
-    def mlp_width(self, index: int, width: int) -> int:
-        """Return the width of a layer's MLP, where that of the first one is `width`."""
-        return 2 * width if self.wide_mlps and self.cached[index] != index else width
+@attrs.frozen
+class Gemma3nConfig:
+    """What the text part of Gemma 3n has beside other decoders."""
+
+    mlp_widths: tuple[int, ...]
+    """Of each layer."""
+    deviations: tuple[float | None, ...]
+    """Of each layer: how many standard deviations above their mean gates are cut off (`Ops.sparse_gelu_mul`); None:
+    they are not."""
+    num_copies: int
+    """Of the hidden state (`altup.py`)..."""
+    active: int
+    """...of which attention and MLP compute this one."""
+    scales_active: bool
+    """Whether what a layer makes of it with its input is scaled first, element by element."""
+    laurel_rank: int
+    inputs: InputConfig
 
 
 @attrs.frozen

@@ -59,9 +59,15 @@ _TYPES = {
     **_named(
         "tie_word_embeddings attention_bias attention_out_bias qkv_bias use_sliding_window norm_topk_prob "
         "rope_interleave use_qk_norm use_qkv_bias use_parallel_residual use_bias lm_head_bias attention_k_eq_v "
-        "use_double_wide_mlp enable_moe_block",
+        "use_double_wide_mlp enable_moe_block altup_correct_scale",
         "true or false",
         _is_flag,
+    ),
+    **_named("activation_sparsity_pattern", "a list of numbers", _is_list_of(is_number)),
+    **_named(
+        "intermediate_size",
+        "an integer, or a list of them",
+        lambda value: is_whole(value) or _is_list_of(is_whole)(value),
     ),
     **_named("attn_temperature_tuning", "true, false or an integer", lambda value: _is_flag(value) or is_whole(value)),
     **_named(
@@ -73,7 +79,7 @@ _TYPES = {
         is_number,
     ),
     **_named(
-        "vocab_size hidden_size intermediate_size moe_intermediate_size num_hidden_layers num_attention_heads "
+        "vocab_size hidden_size moe_intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads head_dim max_position_embeddings original_max_position_embeddings sliding_window "
         "max_window_layers query_pre_attn_scalar no_rope_layer_interval num_experts num_local_experts "
         "shared_expert_intermediate_size num_experts_per_tok decoder_sparse_step experts_per_token "
@@ -81,7 +87,7 @@ _TYPES = {
         "n_shared_experts moe_layer_freq first_k_dense_replace n_group topk_group num_nextn_predict_layers "
         "num_mtp_layers shared_intermediate_size global_head_dim num_global_key_value_heads num_kv_shared_layers "
         "hidden_size_per_layer_input vocab_size_per_layer_input top_k_experts intermediate_size_mlp "
-        "interleave_moe_layer_step attention_chunk_size",
+        "interleave_moe_layer_step attention_chunk_size altup_num_inputs altup_active_idx laurel_rank",
         "an integer",
         is_whole,
     ),

@@ -15,6 +15,8 @@ from .config import DecoderConfig
 from .decoder_model import Decoder
 from .deepseek import parse_deepseek_v2, parse_deepseek_v3
 from .gemma import parse_gemma2, parse_gemma3, parse_gemma4
+from .gemma3n import parse_gemma3n
+from .gemma3n_model import Gemma3n
 from .gemma4_model import Gemma4
 from .glm import parse_glm, parse_glm4, parse_glm4_moe
 from .gpt_oss import parse_gpt_oss
@@ -64,6 +66,10 @@ class Family:
 
 
 _GEMMA = "attention_bias query_pre_attn_scalar sliding_window final_logit_softcapping"
+_GEMMA3N = (
+    f"{_GEMMA} rope_local_base_freq num_kv_shared_layers hidden_size_per_layer_input vocab_size_per_layer_input "
+    "activation_sparsity_pattern altup_num_inputs altup_active_idx altup_correct_scale laurel_rank"
+)
 _GEMMA4 = (
     "attention_bias sliding_window final_logit_softcapping use_bidirectional_attention global_head_dim "
     "num_global_key_value_heads per_layer_config attention_k_eq_v num_kv_shared_layers use_double_wide_mlp "
@@ -110,6 +116,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family(
         parse_gemma3, f"{_GEMMA} sliding_window_pattern _sliding_window_pattern rope_local_base_freq", _GELU
     ),
+    "Gemma3nForCausalLM": Family(parse_gemma3n, _GEMMA3N, _GELU, Gemma3n),
     "Gemma4ForCausalLM": Family(parse_gemma4, _GEMMA4, _GELU, Gemma4),
     "Glm4ForCausalLM": Family(parse_glm4, "attention_bias"),
     "Glm4MoeForCausalLM": Family(parse_glm4_moe, f"attention_bias use_qk_norm {_GROUPED} {_PREDICTED}"),

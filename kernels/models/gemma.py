@@ -3,7 +3,7 @@
 Norms before and after attention and MLP, with weights 1 + w; scaled embeddings; GELU; soft caps on logits. Gemma 2 caps
 attention scores, too, and has a window in every second layer. Gemma 3 norms query and key heads, and has a window and
 another rotary embedding in five layers of six. `decoder_model.py` computes them, and `gemma4_model.py` Gemma 4, whose
-norms have weights w.
+norms have weights w. Gemma 3n is in `gemma3n.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .config import (
     read_windows,
     whole,
 )
-from .config_parts import Gemma4Config, HeadShape, MoeConfig
+from .config_parts import Gemma4Config, HeadShape, InputConfig, MoeConfig
 from .mixtures import check_values
 from .rope_config import parse_rope, parse_ropes_of_types, rope_entries
 
@@ -94,6 +94,9 @@ def parse_gemma4(data: dict[str, Any]) -> DecoderConfig:
             f"config.json: layers without a window have {full.num_kv_heads} key/value heads of {full.head_dim}, must "
             f"divide {sizes['num_heads']} heads, and be of an even size"
         )
+    cached, width = read_cached(data, windows, default=0), sizes["intermediate_size"]
+    is_wide = bool(data.get("use_double_wide_mlp"))
+    input_width = whole({"hidden_size_per_layer_input": 256, **data}, "hidden_size_per_layer_input")
     entries = rope_entries(data)
     ropes = [
         parse_rope(data, head_dim=head_dim, entries=entries.get(kind) or default, partial=True, proportional=True)
@@ -112,13 +115,12 @@ def parse_gemma4(data: dict[str, Any]) -> DecoderConfig:
         attention_scale=1.0,
         logits_soft_cap=positive_number(data, "final_logit_softcapping", default=None),
         moe=_parse_gemma4_moe(data) if data.get("enable_moe_block") else None,
+        cached=cached,
         gemma4=Gemma4Config(
             heads=tuple(full if window is None else mine for window in windows),
-            cached=_read_cached(data, windows),
             values_are_keys=bool(data.get("attention_k_eq_v")),
-            wide_mlps=bool(data.get("use_double_wide_mlp")),
-            input_width=whole({"hidden_size_per_layer_input": 256, **data}, "hidden_size_per_layer_input") or None,
-            input_vocab_size=_read_input_vocab_size(data, sizes["vocab_size"]),
+            mlp_widths=tuple(2 * width if is_wide and own != index else width for index, own in enumerate(cached)),
+            inputs=InputConfig(input_width, _read_input_vocab_size(data, sizes["vocab_size"])) if input_width else None,
         ),
     )
 
@@ -148,9 +150,9 @@ def _read_full_heads(data: dict[str, Any], mine: HeadShape, windows: tuple[int |
     )
 
 
-def _read_cached(data: dict[str, Any], windows: tuple[int | None, ...]) -> tuple[int, ...]:
+def read_cached(data: dict[str, Any], windows: tuple[int | None, ...], *, default: int) -> tuple[int, ...]:
     """Return to whose keys each layer attends: the last layers to those of the last before them of their kind."""
-    count = whole({"num_kv_shared_layers": 0, **data}, "num_kv_shared_layers")
+    count = whole({"num_kv_shared_layers": default, **data}, "num_kv_shared_layers")
     own = len(windows) - count
     kinds = [window is None for window in windows]
     if own < 1 or not set(kinds[own:]) <= set(kinds[:own]):
@@ -161,7 +163,7 @@ def _read_cached(data: dict[str, Any], windows: tuple[int | None, ...]) -> tuple
 
 def _read_input_vocab_size(data: dict[str, Any], vocab_size: int) -> int:
     size = positive(data, "vocab_size_per_layer_input", default=262_144)
-    if size < vocab_size and data.get("hidden_size_per_layer_input") != 0:
+    if size < vocab_size:
         raise ValueError(f"config.json: vocab_size_per_layer_input is {size}, must be at least vocab_size {vocab_size}")
     return size
 

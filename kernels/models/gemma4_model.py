@@ -15,8 +15,9 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Choice, Experts, Ops, RopeTable
 from .config import DecoderConfig
-from .config_parts import Gemma4Config, MlpNames
-from .gemma4_attention import Gemma4Attention, attend_heads, read_heads
+from .config_parts import MlpNames
+from .gemma_attention import GemmaAttention, attend_heads, read_heads
+from .layer_inputs import LayerInput, gate_input, make_inputs, read_input, read_inputs
 from .parts import Mlp, read_embeddings, read_mlp, read_norm
 from .rope import make_rope_table
 
@@ -35,24 +36,6 @@ class Mixture:
 
 
 @attrs.frozen
-class LayerInput:
-    """What a layer makes of its part of the per-layer inputs: P of them."""
-
-    gate_PD: torch.Tensor
-    out_DP: torch.Tensor
-    after_D: torch.Tensor
-
-
-@attrs.frozen
-class LayerInputs:
-    """What makes the per-layer inputs of all layers, of a token and of its embedding."""
-
-    embed_VI: torch.Tensor
-    projection_ID: torch.Tensor
-    norm_P: torch.Tensor
-
-
-@attrs.frozen
 class Layer:
     """Weights of one layer, its rotary embedding and its window."""
 
@@ -60,7 +43,7 @@ class Layer:
     after_attention_D: torch.Tensor
     before_mlp_D: torch.Tensor
     after_mlp_D: torch.Tensor
-    attention: Gemma4Attention
+    attention: GemmaAttention
     mlp: Mlp
     mixture: Mixture | None
     input: LayerInput | None
@@ -79,7 +62,8 @@ class Gemma4:
         self.rope = make_rope_table(config.rope, num_positions)
         self.local_rope = make_rope_table(config.local_rope, num_positions)
         self.embeddings = read_embeddings(weights, config)
-        self.inputs = _read_inputs(weights, config, self.gemma4)
+        inputs = self.gemma4.inputs
+        self.inputs = None if inputs is None else read_inputs(weights, config, inputs)
         self.layers = [self._read_layer(weights, index) for index in range(config.num_layers)]
         self.norm_D = read_norm(weights, "model.norm.weight", config.hidden_size, config)
 
@@ -94,10 +78,17 @@ class Gemma4:
             after_attention_D=after_attention,
             before_mlp_D=before_mlp,
             after_mlp_D=after_mlp,
-            attention=read_heads(weights, f"{prefix}self_attn.", c, g, index),
-            mlp=read_mlp(weights, f"{prefix}mlp.", c.hidden_size, g.mlp_width(index, c.intermediate_size), MlpNames()),
+            attention=read_heads(
+                weights,
+                f"{prefix}self_attn.",
+                c,
+                index,
+                g.heads[index],
+                values_are_keys=g.values_are_keys and c.windows[index] is None,
+            ),
+            mlp=read_mlp(weights, f"{prefix}mlp.", c.hidden_size, g.mlp_widths[index], MlpNames()),
             mixture=_read_mixture(weights, prefix, c),
-            input=_read_input(weights, prefix, c, g),
+            input=None if g.inputs is None else read_input(weights, prefix, c, g.inputs),
             factor_1=weights.tensor(f"{prefix}layer_scalar", (1,)),
             rope=self.rope if c.windows[index] is None else self.local_rope,
             window=c.windows[index],
@@ -107,7 +98,7 @@ class Gemma4:
         """Run all layers; return x_ND before the final norm."""
         c, eps = self.config, self.config.rms_norm_eps
         x_ND = ops.embed(token_ids_N, self.embeddings.embed_VD, scale=c.embed_scale)
-        inputs_NI = None if self.inputs is None else self._inputs(token_ids_N, x_ND, self.inputs, ops)
+        inputs_NI = None if self.inputs is None else make_inputs(token_ids_N, x_ND, self.inputs, c, ops)
         for index, layer in enumerate(self.layers):
             h_ND = ops.rms_norm(x_ND, layer.before_attention_D, eps)
             y_ND = attend_heads(h_ND, layer.attention, layer.rope, layer.window, c, ops)
@@ -117,25 +108,9 @@ class Gemma4:
                 y_ND = self._mix(x_ND, y_ND, layer.mixture, ops)
             x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.after_mlp_D, eps))
             if inputs_NI is not None and layer.input is not None:
-                width = len(layer.input.gate_PD)
-                input_NP = inputs_NI[:, index * width : (index + 1) * width]
-                gated_NP = ops.mul(ops.gelu(ops.linear(x_ND, layer.input.gate_PD)), input_NP)
-                y_ND = ops.linear(gated_NP, layer.input.out_DP)
-                x_ND = ops.add(x_ND, ops.rms_norm(y_ND, layer.input.after_D, eps))
+                x_ND = ops.add(x_ND, gate_input(x_ND, inputs_NI, index, layer.input, eps, ops))
             x_ND = ops.scale(x_ND, layer.factor_1)
         return x_ND
-
-    def _inputs(self, token_ids_N: torch.Tensor, x_ND: torch.Tensor, inputs: LayerInputs, ops: Ops) -> torch.Tensor:
-        """Return the per-layer inputs of all layers side by side: those of a token, and of its embedding x.
-
-        The latter are a product that is divided by the root of x's size, which the epsilon of its norm stands for.
-        """
-        c, width = self.config, len(inputs.norm_P)
-        of_token_NI = ops.embed(token_ids_N, inputs.embed_VI, scale=(width / 2) ** 0.5, is_exact=True)
-        of_embedding_NI = ops.linear(x_ND, inputs.projection_ID)
-        heads_NLP = of_embedding_NI.view(of_embedding_NI.shape[0], c.num_layers, width)
-        normed_NLP = ops.rms_norm(heads_NLP, inputs.norm_P, c.rms_norm_eps * c.hidden_size)
-        return ops.add(of_token_NI, normed_NLP.flatten(1))
 
     def _run_mlp(self, mlp: Mlp, h_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         return ops.linear(ops.gelu_mul(ops.linear(h_ND, mlp.gate_up_OD)), mlp.down_DF)
@@ -155,29 +130,6 @@ class Gemma4:
         """Apply the final norm, the output head and the soft cap; return logits_NV."""
         logits_NV, cap = ops.linear(self.states(x_ND, ops), self.embeddings.head_VD), self.config.logits_soft_cap
         return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)
-
-
-def _read_inputs(weights: Weights, c: DecoderConfig, g: Gemma4Config) -> LayerInputs | None:
-    if g.input_width is None:
-        return None
-    width = c.num_layers * g.input_width
-    norm_P = weights.tensor("model.per_layer_projection_norm.weight", (g.input_width,))
-    return LayerInputs(
-        embed_VI=weights.tensor("model.embed_tokens_per_layer.weight", (g.input_vocab_size, width)),
-        projection_ID=weights.tensor("model.per_layer_model_projection.weight", (width, c.hidden_size)),
-        norm_P=norm_P.float() * 2**-0.5,
-    )
-
-
-def _read_input(weights: Weights, prefix: str, c: DecoderConfig, g: Gemma4Config) -> LayerInput | None:
-    if g.input_width is None:
-        return None
-    D, P = c.hidden_size, g.input_width
-    return LayerInput(
-        gate_PD=weights.tensor(f"{prefix}per_layer_input_gate.weight", (P, D)),
-        out_DP=weights.tensor(f"{prefix}per_layer_projection.weight", (D, P)),
-        after_D=weights.tensor(f"{prefix}post_per_layer_input_norm.weight", (D,)),
-    )
 
 
 def _read_mixture(weights: Weights, prefix: str, c: DecoderConfig) -> Mixture | None:

@@ -26,7 +26,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
             """
             compression_config attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias pruned_heads
             layers_block_type mamba_n_heads attention_k_eq_v use_double_wide_mlp enable_moe_block top_k_experts
-            per_layer_config block_configs
+            per_layer_config block_configs activation_sparsity_pattern altup_num_inputs laurel_rank
             use_sliding_window attention_sinks attn_output_gate attn_temperature_tuning alibi clip_qkv kv_lora_rank
             q_lora_rank num_kv_shared_layers attention_out_bias qk_layernorm qk_norm use_qk_norm
             use_bidirectional_attention
@@ -75,6 +75,7 @@ _NEUTRAL = _words(
     use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
     finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
     _attn_implementation_autoset quantization_config
+    altup_coef_clip altup_lr_multiplier
     input_jitter_noise init_method for_llm_compressor
     aux_loss_alpha seq_aux ep_size qk_head_dim embedding_dropout
     is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker sentence_transformers

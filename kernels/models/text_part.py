@@ -36,6 +36,7 @@ _GEMMA3 = {
 }
 WITH_TOWERS = {
     "Gemma3ForConditionalGeneration": Decoder("Gemma3ForCausalLM", "gemma3_text", _GEMMA3),
+    "Gemma3nForConditionalGeneration": Decoder("Gemma3nForCausalLM", "gemma3n_text"),
     "Gemma4ForConditionalGeneration": Decoder("Gemma4ForCausalLM", "gemma4_text"),
     "Llama4ForConditionalGeneration": Decoder("Llama4ForCausalLM", "llama4_text"),
     "Mistral3ForConditionalGeneration": Decoder("MistralForCausalLM", "mistral"),

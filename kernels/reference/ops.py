@@ -23,7 +23,7 @@ from .attention import Scores, attend_span
 from .experts import mix_experts
 from .kv_slots import slots_of
 from .plan import StepPlan
-from .rows import gelu, gelu_mul, multiply, row_by_row, silu_mul
+from .rows import gelu, gelu_mul, multiply, row_by_row, silu_mul, sparse_gelu_mul
 
 
 class ReferenceOps:
@@ -42,6 +42,7 @@ class ReferenceOps:
     def embed(
         self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
     ) -> torch.Tensor:
+        token_ids_N = torch.where(token_ids_N < table_VD.shape[0], token_ids_N, 0)
         # the table is always float32
         return table_VD[token_ids_N] * torch.tensor(scale, dtype=torch.float32 if is_exact else self._dtype).float()
 
@@ -114,6 +115,9 @@ class ReferenceOps:
     def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
         return gelu_mul(gate_up_N2F)
 
+    def sparse_gelu_mul(self, gate_up_N2F: torch.Tensor, deviations: float) -> torch.Tensor:
+        return sparse_gelu_mul(gate_up_N2F, deviations)
+
     def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
         return gelu(x_NF)
 
@@ -126,8 +130,19 @@ class ReferenceOps:
     def mul(self, x_NF: torch.Tensor, y_NF: torch.Tensor) -> torch.Tensor:
         return x_NF * y_NF
 
-    def scale(self, x_ND: torch.Tensor, factor_1: torch.Tensor) -> torch.Tensor:
-        return x_ND * factor_1
+    def scale(self, x_ND: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return x_ND * factor
+
+    def match_copies(self, x_ND: torch.Tensor, y_NCD: torch.Tensor, floor: float) -> torch.Tensor:
+        size_N1 = (x_ND * x_ND).mean(-1, keepdim=True).sqrt()
+        squares_NC1 = (y_NCD * y_NCD).mean(-1, keepdim=True).clamp(min=floor)
+        return torch.cat([x_ND.unsqueeze(1), y_NCD * (size_N1.unsqueeze(1) / squares_NC1.sqrt())], dim=1)
+
+    def mix_copies(self, x_NCD: torch.Tensor, weights: torch.Tensor, z_NJD: torch.Tensor) -> torch.Tensor:
+        # one after the other: the order of a product could depend on the number of rows
+        for j in range(z_NJD.shape[1]):
+            x_NCD = x_NCD + weights[..., j].unsqueeze(-1) * z_NJD[:, j : j + 1]
+        return x_NCD
 
     def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
         return row_by_row(torch.tanh, x_NV / cap) * cap

@@ -74,6 +74,15 @@ def gelu_mul(gate_up_N2F: torch.Tensor) -> torch.Tensor:
     return gelu(gate_NF) * up_NF
 
 
+def sparse_gelu_mul(gate_up_N2F: torch.Tensor, deviations: float) -> torch.Tensor:
+    """Compute `gelu(max(gate - cutoff, 0)) * up`, where a row's cutoff is its mean and so many deviations: h_NF."""
+    gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)
+    mean_N1 = gate_NF.mean(-1, keepdim=True)
+    centred_NF = gate_NF - mean_N1
+    cutoff_N1 = mean_N1 + (centred_NF * centred_NF).mean(-1, keepdim=True).sqrt() * deviations
+    return gelu((gate_NF - cutoff_N1).clamp(min=0.0)) * up_NF
+
+
 def clamped_swiglu(gate_up_N2F: torch.Tensor, clamp: SwigluClamp) -> torch.Tensor:
     """Compute the activation that `SwigluClamp` describes: h_NF."""
     gate_NF, up_NF = gate_up_N2F.chunk(2, dim=1)

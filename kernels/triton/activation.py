@@ -54,6 +54,25 @@ def clamped_swiglu_kernel(
 
 
 @triton.jit
+def sparse_gelu_mul_kernel(
+    gate_up_ptr: tl.tensor, out_ptr: tl.tensor, row_stride: tl.tensor, deviations: tl.tensor, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Compute `gelu(max(gate - cutoff, 0)) * up`. Program n has the whole row n, whose gates decide the cutoff."""
+    n = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    gate = tl.load(gate_up_ptr + n * row_stride + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + n * row_stride + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.where(inside, gate - tl.sum(gate, 0) / WIDTH, 0.0)
+    gate -= tl.sqrt(tl.sum(gate * gate, 0) / WIDTH) * deviations
+    gate = tl.where(gate < 0.0, 0.0, gate)  # a comparison: NaN stays
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+    h = gate / (1.0 + tl.exp2(inner * -2.8853900817779268)) * up
+    tl.store(out_ptr + n * WIDTH + i, h.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def gelu_kernel(x_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """Compute GELU in its tanh form, dense. Program (n, b) has block b of row n."""
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -97,8 +116,8 @@ def mul_kernel(
     x_ptr: tl.tensor, y_ptr: tl.tensor, out_ptr: tl.tensor, y_stride: tl.tensor, ONE: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute `x * y`, where rows of y may be strided, or with ONE times y's only number. Program (n, b) has block b of
-    row n."""
+    """Compute `x * y`, where rows of y may be strided (or all the same), or with ONE times y's only number. Program
+    (n, b) has block b of row n."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
@@ -124,14 +143,15 @@ def soft_cap_kernel(
 
 @triton.jit
 def embed_kernel(
-    ids_ptr: tl.tensor, table_ptr: tl.tensor, out_ptr: tl.tensor, scale: tl.tensor, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ids_ptr: tl.tensor, table_ptr: tl.tensor, out_ptr: tl.tensor, scale: tl.tensor, num_rows: tl.tensor,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Look up rows of the table, times `scale`. Program (n, b) has block b of token n."""
+    """Look up rows of the table, times `scale`; the first one beyond it. Program (n, b) has block b of token n."""
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < WIDTH
     token_id = tl.load(ids_ptr + n).to(tl.int64)
+    token_id = tl.where(token_id < num_rows, token_id, 0)
     row = tl.load(table_ptr + token_id * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + n * WIDTH + i, (row * scale).to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -11,8 +11,6 @@ next layer's `write_kv` are dropped: by then no model reads them again.
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import torch
 
@@ -28,10 +26,11 @@ from .matrices import Linear
 from .memory import Memory
 from .mixture import mix, multiply_heads
 from .rope_kv import rope_and_write_kernel, rope_kernel
+from .row_ops import RowOps
 from .triton_adapters import RowAdapters
 
 
-class TritonOps:
+class TritonOps(RowOps):
     """Implements `quipu.kernels.ops.Ops` over columns on the device."""
 
     def __init__(
@@ -58,10 +57,12 @@ class TritonOps:
     def embed(
         self, token_ids_N: torch.Tensor, table_VD: torch.Tensor, scale: float = 1.0, *, is_exact: bool = False
     ) -> torch.Tensor:
-        num_tokens, width = token_ids_N.shape[0], table_VD.shape[1]
+        num_tokens, (num_rows, width) = token_ids_N.shape[0], table_VD.shape
         x_ND = table_VD.new_empty((num_tokens, width))
         scale = scale if is_exact else float(torch.tensor(scale, dtype=table_VD.dtype))
-        activation.embed_kernel[rows_of(num_tokens, width)](token_ids_N, table_VD, x_ND, scale, width, block_of(width))
+        activation.embed_kernel[rows_of(num_tokens, width)](
+            token_ids_N, table_VD, x_ND, scale, num_rows, width, block_of(width)
+        )
         return x_ND
 
     def linear(self, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -80,18 +81,6 @@ class TritonOps:
             self._launch_norm(deferred.x_ND, deferred.y_ND, deferred.out_ND, weight, eps, out_ND)
         else:
             self._launch_norm(self._computed(x), None, x, weight, eps, out_ND)
-        return out_ND
-
-    def layer_norm(
-        self, x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
-        x_ND, out_ND = self._computed(x_ND), dense_like(x_ND)
-        num_rows, width = x_ND.shape
-        block = triton.next_power_of_2(width)
-        activation.layer_norm_kernel[(num_rows,)](
-            x_ND, weight_D, weight_D if bias_D is None else bias_D, out_ND, eps, bias_D is not None, width, block,
-            num_warps=warps_for(block), enable_fp_fusion=self._tiles.fusion,
-        )  # fmt: skip
         return out_ND
 
     def norm_latent(self, x_NI: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -138,42 +127,11 @@ class TritonOps:
             sinks_H=sinks_H,
         )  # fmt: skip
 
-    def silu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        return self._gated(gate_up_N2F, activation.gated_kernel, False)
-
-    def gelu_mul(self, gate_up_N2F: torch.Tensor) -> torch.Tensor:
-        return self._gated(gate_up_N2F, activation.gated_kernel, True)
-
-    def gelu(self, x_NF: torch.Tensor) -> torch.Tensor:
-        x_NF, out_NF = self._computed(x_NF), dense_like(x_NF)
-        num_rows, width = x_NF.shape
-        activation.gelu_kernel[rows_of(num_rows, width)](x_NF, out_NF, width, block_of(width))
-        return out_NF
-
-    def sigmoid_mul(self, x_ND: torch.Tensor, score_N1: torch.Tensor) -> torch.Tensor:
-        x_ND, score_N1 = self._computed(x_ND), self._computed(score_N1)
-        num_rows, width = x_ND.shape
-        out_ND = dense_like(x_ND)
-        activation.sigmoid_mul_kernel[rows_of(num_rows, width)](x_ND, score_N1, out_ND, width, block_of(width))
-        return out_ND
-
-    def mul(self, x_NF: torch.Tensor, y_NF: torch.Tensor) -> torch.Tensor:
-        return self._mul(x_NF, self._computed(y_NF), is_one=False)
-
-    def scale(self, x_ND: torch.Tensor, factor_1: torch.Tensor) -> torch.Tensor:
-        return self._mul(x_ND, factor_1, is_one=True)
-
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         out_ND = dense_like(x_ND)
-        self._deferred[place_of(out_ND)] = DeferredSum(self._computed(x_ND), self._computed(y_ND), out_ND)
+        x_ND, y_ND = self._computed(x_ND).contiguous(), self._computed(y_ND).contiguous()
+        self._deferred[place_of(out_ND)] = DeferredSum(x_ND, y_ND, out_ND)
         return out_ND
-
-    def soft_cap(self, x_NV: torch.Tensor, cap: float) -> torch.Tensor:
-        x_NV = self._computed(x_NV)
-        num_rows, width = x_NV.shape
-        out_NV = dense_like(x_NV)
-        activation.soft_cap_kernel[rows_of(num_rows, width)](x_NV, out_NV, cap, width, block_of(width))
-        return out_NV
 
     def experts(self, x_ND: torch.Tensor, router_NX: torch.Tensor, experts: Experts) -> torch.Tensor:
         clamp, plain = experts.clamp, self.gelu_mul if experts.is_gelu else self.silu_mul
@@ -230,21 +188,6 @@ class TritonOps:
             x_ND, sum_ND if y_ND is None else y_ND, weight_D, sum_ND, out_ND, x_ND.stride(0), eps, y_ND is not None,
             width, block, num_warps=warps_for(block), enable_fp_fusion=self._tiles.fusion,
         )  # fmt: skip
-
-    def _gated(self, gate_up_N2F: torch.Tensor, kernel: Any, *numbers: float) -> torch.Tensor:
-        gate_up_N2F = self._computed(gate_up_N2F)
-        num_rows, width = gate_up_N2F.shape[0], gate_up_N2F.shape[1] // 2
-        h_NF = gate_up_N2F.new_empty((num_rows, width))
-        grid, stride = rows_of(num_rows, width), gate_up_N2F.stride(0)
-        kernel[grid](gate_up_N2F, h_NF, stride, *numbers, width, block_of(width))
-        return h_NF
-
-    def _mul(self, x_ND: torch.Tensor, y: torch.Tensor, *, is_one: bool) -> torch.Tensor:
-        x_ND = self._computed(x_ND)
-        num_rows, width = x_ND.shape
-        out_ND = dense_like(x_ND)
-        activation.mul_kernel[rows_of(num_rows, width)](x_ND, y, out_ND, y.stride(0), is_one, width, block_of(width))
-        return out_ND
 
     def _launch_heads(self, t: DeferredHeads) -> None:
         cos_PR, sin_PR, *shape = self._rope_arguments(t)

@@ -134,6 +134,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "first_k_dense_replace": 1,
     },
+    "Gemma3n": {
+        "num_hidden_layers": 4,
+        "intermediate_size": [192, 256, 192, 224],
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 24,
+        "vocab_size_per_layer_input": 128,
+        "altup_num_inputs": 3,
+        "laurel_rank": 40,
+        "attention_bias": True,
+    },
 }
 """For each family a config in which something differs from the others, with absent entries where they have defaults."""
 FORMATS = [

@@ -22,6 +22,7 @@ from transformers import (
     DeepseekV3Config,
     Exaone4Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4Config,
@@ -330,6 +331,22 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         no_rope_layers=[1, 0], layer_types=["full_attention", "chunked_attention"], attention_chunk_size=270,
         use_qk_norm=False, attn_temperature_tuning=False, attention_bias=True, tie_word_embeddings=True,
     ),
+    # three copies, of which the last is active; two sparse layers of different widths; layers that use others' keys;
+    # tokens without a per-layer input of their own
+    "gemma3n": lambda: Gemma3nTextConfig(
+        **{**_SHARED, "num_hidden_layers": 6}, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        intermediate_size=[96, 100, 96, 96, 128, 96], activation_sparsity_pattern=[0.9, 0.6, 0.0, 0.0, 0.0, 0.0],
+        layer_types=["sliding_attention", "full_attention"] * 3, num_kv_shared_layers=3, sliding_window=30,
+        hidden_size_per_layer_input=16, vocab_size_per_layer_input=300, altup_num_inputs=3, altup_active_idx=2,
+        laurel_rank=12, final_logit_softcapping=5.0, rope_parameters=_GEMMA3,
+    ),
+    # as many copies as published, and none of the rest; biases
+    "gemma3n-plain": lambda: Gemma3nTextConfig(
+        **_SHARED, num_attention_heads=4, num_key_value_heads=1, head_dim=16, intermediate_size=96,
+        layer_types=["full_attention", "sliding_attention"], num_kv_shared_layers=0, sliding_window=50,
+        hidden_size_per_layer_input=24, vocab_size_per_layer_input=VOCAB_SIZE, altup_correct_scale=False,
+        laurel_rank=16, attention_bias=True, tie_word_embeddings=False,
+    ),
 }  # fmt: skip
 
 
@@ -384,7 +401,7 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name or parameter_name.endswith("scale"):
                 parameter.uniform_(-0.5, 0.5) if name in ("gemma2", "gemma3") else parameter.uniform_(0.5, 1.5)
-                if name.startswith("gemma4") and parameter_name.endswith("q_norm.weight"):
+                if name.startswith(("gemma3n", "gemma4")) and parameter_name.endswith("q_norm.weight"):
                     parameter.mul_(0.2)  # scores have no other factor
             elif parameter_name.endswith("bias"):
                 parameter.normal_(std=0.2)
@@ -393,6 +410,10 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
             else:
                 # gates of per-layer inputs read what no norm has made small, and exponentials must not overflow
                 factor = 0.5 if "per_layer_input_gate" in parameter_name else 1.5
+                if "modality_router" in parameter_name:
+                    factor *= parameter.shape[1]  # by which what it reads is divided
+                elif parameter_name.endswith("_coefs.weight"):
+                    factor = 0.3  # copies that nearly cancel each other make differences larger
                 parameter.normal_(std=factor * parameter.shape[1] ** -0.5)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):

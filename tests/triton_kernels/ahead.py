@@ -21,13 +21,25 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quipu.kernels.triton import activation, decode, experts, linear, low_rank_kernels, prefill, rope_kv, sample
+from quipu.kernels.triton import (
+    activation,
+    decode,
+    experts,
+    linear,
+    low_rank_kernels,
+    mixed_copies,
+    prefill,
+    rope_kv,
+    sample,
+)
 from quipu.kernels.triton.attention import decode_launch, prefill_launch
 from quipu.kernels.triton.configs import HOPPER, Launch, tiles_of_heads
 
 TARGET = GPUTarget("cuda", 90, 32)
 BF16, F32, I32, I64, F64 = "*bf16", "*fp32", "*i32", "*i64", "*fp64"
-NUMBERS = dict.fromkeys(("eps", "scale", "soft_cap", "cap", "alpha", "limit", "factor", "mixer_range"), "fp32")
+NUMBERS = dict.fromkeys(
+    ("eps", "scale", "soft_cap", "cap", "alpha", "limit", "factor", "mixer_range", "deviations", "floor"), "fp32"
+)
 SCALARS = {"num_drawn", "num_rows"}
 """Integers that are not multiples of 16 in general; every other integer is a stride."""
 COLUMNS = {
@@ -191,6 +203,14 @@ def cases() -> list[Case]:
         Case("factor", activation.mul_kernel, {}, {**width, "ONE": True}),
         Case("silu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": False}),
         Case("gelu", activation.gated_kernel, {}, {"WIDTH": 3072, "BLOCK": 1024, "GELU": True}),
+        Case("sparse gelu", activation.sparse_gelu_mul_kernel, {}, {"WIDTH": 16384, "BLOCK": 16384}, 16),
+        Case("matched copies", mixed_copies.match_copies_kernel, {}, {"COPIES": 3, "WIDTH": 2048, "BLOCK": 2048}),
+        Case(
+            "mixed copies",
+            mixed_copies.mix_copies_kernel,
+            {},
+            {"COPIES": 4, "MIXED": 4, "WIDTH": 2048, "BLOCK": 1024},
+        ),
         Case("clamped swiglu", activation.clamped_swiglu_kernel, {}, {"WIDTH": 2880, "BLOCK": 1024}),
         Case("add", activation.add_kernel, {}, width),
         Case("soft cap", activation.soft_cap_kernel, {"x_ptr": F32, "out_ptr": F32}, width),

@@ -58,14 +58,40 @@ def test_gated(name: str) -> None:
 
 @overflows
 def test_soft_cap_and_embed() -> None:
-    """Match the reference far beyond the cap; scale the rows of an embedding, some of them repeated."""
+    """Match the reference far beyond the cap; scale the rows of an embedding, some of them repeated or beyond it."""
     ours, theirs, _ = both()
     x, table = torch.randn(TOKENS, 50) * 300, torch.randn(9, 24)
     close(ours.soft_cap(x, 5.0), theirs.soft_cap(x, 5.0))
     ids = torch.tensor([3, 8, 0, 3], dtype=torch.int32)
     close(ours.embed(ids, table, 1.7), table[ids.long()] * 1.7)
+    close(ours.embed(torch.tensor([8, 9, 200], dtype=torch.int32), table), table[[8, 0, 0]])
     half = ours.embed(ids, table.half(), 1.7)
     close(half, table.half()[ids.long()] * torch.tensor(1.7, dtype=torch.half))
+
+
+@overflows
+def test_sparse_gates() -> None:
+    """Match the reference: each row has a cutoff of its own."""
+    ours, theirs, _ = both()
+    gate_up = torch.randn(TOKENS, 2 * 40) * torch.tensor([1.0, 10.0, 100.0, 3.0])[:, None] + 2
+    for deviations in (1.3, -0.4):
+        close(ours.sparse_gelu_mul(gate_up, deviations), theirs.sparse_gelu_mul(gate_up, deviations))
+
+
+def test_copies() -> None:
+    """Match the reference: copies scaled and mixed, views of others, and results that were deferred."""
+    ours, theirs, _ = both()
+    copies, x, y = torch.randn(TOKENS, 3, 40), torch.randn(TOKENS, 40), torch.randn(TOKENS, 40)
+    copies[1, 2] *= 1e-4
+    close(ours.match_copies(ours.add(x, y), copies[:, 1:], 1e-5), theirs.match_copies(x + y, copies[:, 1:], 1e-5))
+    weights = torch.randn(TOKENS, 3, 2)
+    close(ours.mix_copies(copies, weights, copies[:, :2]), theirs.mix_copies(copies, weights, copies[:, :2]))
+    same = torch.randn(3, 1)
+    total = ours.add(x, copies[:, 1])
+    close(
+        ours.mix_copies(copies, same, total.unsqueeze(1)), theirs.mix_copies(copies, same, (x + copies[:, 1])[:, None])
+    )
+    close(ours.scale(copies[:, 2], x[0]), copies[:, 2] * x[0])
 
 
 def test_experts_whose_inputs_are_scaled() -> None:

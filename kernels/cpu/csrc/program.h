@@ -31,6 +31,9 @@ enum Kind : int32_t {
     kLayerNorm = 20,
     kGelu = 21,
     kMul = 22,
+    kSparseGeluMul = 23,
+    kMatchCopies = 24,
+    kMixCopies = 25,
 };
 
 // The dtype of a weight or a cache. kQuantized: the weight is a QuantizedMatrix (quantized.h).
@@ -44,20 +47,21 @@ struct Op {
     int32_t stored;          // dtype of `weight`, or of the cache; low_rank: kBfloat16 if x is to be rounded to it first
     int32_t no_barrier;      // 1: no barrier before the next operation
     int64_t width;      // elements of a row, or of a head, of x
-    int64_t out_width;  // linear, head_linear: columns of y; rope: how many elements of a head are rotated, from the first on;
+    int64_t out_width;  // embed: rows of the table; mul without z: how many numbers `weight` has, one or width; linear, head_linear:
+                        // columns of y; rope: how many elements of a head are rotated, from the first on;
                         // norm_latent: how many are normed
-    int64_t num_heads;
+    int64_t num_heads;  // match_copies: copies in z; mix_copies: in x
     int64_t num_kv_heads;
     int64_t x_stride, y_stride, z_stride;
     int64_t window;     // attend: how many tokens a token sees, including itself; 0: all up to it. See in_chunks
     int64_t num_experts;
     int64_t num_chosen; // experts per token
     int64_t num_groups, num_chosen_groups;  // route: groups of experts, and how many of them may be chosen from
-    int64_t first, num_multiplied;  // head_linear: the elements of a head that are multiplied
-    int64_t narrow_stride;  // linear: of v, if adapters change the product
+    int64_t first, num_multiplied;  // head_linear: the elements of a head that are multiplied; mix_copies: copies in z
+    int64_t narrow_stride;  // linear: of v, if adapters change the product; mix_copies: of v
     int64_t drawn_columns;  // linear: so many columns, from the first on, are needed for tokens alone whose logits are needed
-    float eps;
-    float scale;        // factor of attention scores, of an embedding, or of the weights of experts; clamped_swiglu: of the gate in
+    float eps;          // of a norm; match_copies: the least mean square
+    float scale;        // sparse_gelu_mul: deviations from the mean to the cutoff; factor of attention scores, of an embedding, or of the weights of experts; clamped_swiglu: of the gate in
                         // its sigmoid
     float soft_cap;     // c: x becomes c * tanh(x / c); 0: off. expert_silu_mul: c limits gate and up, else 0;
                         // route: the range of SparseMixer, else 0
@@ -86,7 +90,8 @@ struct Op {
     const float* norm;      // linear, low_rank: norm x first, with this weight; attend with fused_rope: weight of the queries' norm;
                             // route: a factor of each expert's weight, or null
     const float* key_norm;  // attend with fused_rope: weight of the keys' norm
-    const float* v;         // attend with fused_rope: values, in x's rows; linear: the result of low_rank, or null
+    const float* v;         // attend with fused_rope: values, in x's rows; linear: the result of low_rank, or null; mix_copies: a token's
+                            // weights, or null, if `weight` has those of all
     float* scratch;         // memory for as many rows: linear's x after the norm
     float* raw;             // memory for as many rows: linear's y before the activation
     const struct Pass* pass;  // linear with v: of this step; set while it runs
@@ -207,6 +212,9 @@ void head_linear(const Op&, const Pass&, const Worker&);
 void layer_norm(const Op&, const Pass&, const Worker&);
 void gelu(const Op&, const Pass&, const Worker&);
 void mul(const Op&, const Pass&, const Worker&);
+void sparse_gelu_mul(const Op&, const Pass&, const Worker&);
+void match_copies(const Op&, const Pass&, const Worker&);
+void mix_copies(const Op&, const Pass&, const Worker&);
 void route(const Op&, const Pass&, const Worker&);
 void dispatch(const Op&, const Pass&, const Worker&);
 void expert_linear(const Op&, const Pass&, const Worker&);

@@ -29,7 +29,7 @@ extern "C" void quipu_run(const Op* ops, int64_t num_ops, const Pass* pass) {
     static const Kernel kernels[] = {
         embed, gather, linear, rms_norm, rope, write_kv, attend, silu_mul, add,
         gelu_mul, soft_cap, route, dispatch, expert_linear, expert_silu_mul, combine, low_rank, sigmoid_mul,
-        norm_latent, head_linear, layer_norm, gelu, mul,
+        norm_latent, head_linear, layer_norm, gelu, mul, sparse_gelu_mul, match_copies, mix_copies,
     };
     constexpr int64_t kStride = Worker::kCounterStride * Worker::kCounters;
     std::vector<int64_t> counters(num_ops * kStride);

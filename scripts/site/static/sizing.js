@@ -23,6 +23,7 @@ const quipuSizing = (() => {
     Qwen3MoeForCausalLM: { headNorms: true, experts: true },
     Gemma2ForCausalLM: { headDim: 256, tied: true, norms: 4 },
     Gemma3ForCausalLM: { headDim: 256, tied: true, norms: 4, headNorms: true },
+    Gemma3nForCausalLM: { headDim: 256, tied: true, norms: 4, gemma3n: true },
     Gemma4ForCausalLM: { headDim: 256, tied: true, norms: 4, gemma4: true },
     Exaone4ForCausalLM: { headNorms: true },
     Glm4ForCausalLM: { headDim: 128, bias: true, outBias: () => false, norms: 4 },
@@ -61,8 +62,9 @@ const quipuSizing = (() => {
 
   // What decodes in models that also read images, of which `text_config` is the configuration.
   const DECODERS = {
-    Gemma3ForConditionalGeneration: "Gemma3ForCausalLM", Gemma4ForConditionalGeneration: "Gemma4ForCausalLM",
-    Llama4ForConditionalGeneration: "Llama4ForCausalLM", Mistral3ForConditionalGeneration: "MistralForCausalLM",
+    Gemma3ForConditionalGeneration: "Gemma3ForCausalLM", Gemma3nForConditionalGeneration: "Gemma3nForCausalLM",
+    Gemma4ForConditionalGeneration: "Gemma4ForCausalLM", Llama4ForConditionalGeneration: "Llama4ForCausalLM",
+    Mistral3ForConditionalGeneration: "MistralForCausalLM",
   };
 
   const MODELS = {
@@ -120,7 +122,7 @@ const quipuSizing = (() => {
     const ownHeadDim = Math.floor(hidden / heads);
     const shape = {
       hidden, heads, layers,
-      ffn: positive(data, "intermediate_size"),
+      ffn: family.gemma3n ? firstWidth(data) : positive(data, "intermediate_size"),
       vocab: positive(data, "vocab_size"),
       positions: positive(data, "max_position_embeddings"),
       kvHeads: positive(data, "num_key_value_heads", family.everyHeadItsKv ? heads : undefined),
@@ -135,8 +137,10 @@ const quipuSizing = (() => {
       projectionNorms: Boolean(family.projectionNorms),
       headBias: Boolean(data[family.headBiasIf]), sinks: Boolean(family.sinks), expertBias: Boolean(family.expertBias),
       experts: 0, expertFfn: 0, sharedFfn: 0, isDense: () => true,
+      own: layers, // layers with keys of their own
     };
     if (family.latent) readLatent(data, shape);
+    if (family.gemma3n) readGemma3n(data, shape);
     if (family.gemma4) readGemma4(data, shape);
     if (family.grouped) readGrouped(data, family.grouped, shape);
     if (family.sharedMlp) readShared(data, shape);
@@ -165,16 +169,32 @@ const quipuSizing = (() => {
     shape.headDim = shape.latent.rotated + shape.latent.width;
   }
 
+  // Return the width of the first layer's MLP, where each may have its own.
+  function firstWidth(data) {
+    return positive({ intermediate_size: [data.intermediate_size].flat()[0] }, "intermediate_size");
+  }
+
+  // Add what Gemma 3n has beside attention and MLPs: copies of the hidden state, products of low rank, per-layer inputs.
+  function readGemma3n(data, shape) {
+    shape.own = shape.layers - (data.num_kv_shared_layers ?? 15);
+    shape.gemma3n = {
+      widths: Array.isArray(data.intermediate_size) ? data.intermediate_size : Array(shape.layers).fill(shape.ffn),
+      copies: positive(data, "altup_num_inputs", 4), rank: positive(data, "laurel_rank", 64),
+      input: positive(data, "hidden_size_per_layer_input", 256),
+      inputVocab: positive(data, "vocab_size_per_layer_input", 262144),
+    };
+  }
+
   // Add what the layers of Gemma 4 differ in: heads, keys of their own, and what is beside attention and MLP.
   function readGemma4(data, shape) {
     const types = data.layer_types ?? Array.from({ length: shape.layers }, (_, n) => ((n + 1) % 6 ? "sliding_attention" : ""));
     const input = data.hidden_size_per_layer_input ?? 256;
     const valuesAreKeys = Boolean(data.attention_k_eq_v);
+    shape.own = shape.layers - (data.num_kv_shared_layers ?? 0);
     shape.gemma4 = {
       isFull: (layer) => layer === shape.layers - 1 || types[layer] !== "sliding_attention",
       fullKvHeads: valuesAreKeys ? positive(data, "num_global_key_value_heads", shape.kvHeads) : shape.kvHeads,
       fullHeadDim: positive(data, "global_head_dim", 512),
-      own: shape.layers - (data.num_kv_shared_layers ?? 0),
       valuesAreKeys, input, inputVocab: positive(data, "vocab_size_per_layer_input", 262144),
       isWide: Boolean(data.use_double_wide_mlp),
       experts: data.enable_moe_block ? positive(data, "num_experts") : 0,
@@ -259,6 +279,7 @@ const quipuSizing = (() => {
       + shape.experts * mlp(shape.expertFfn) + shared;
     let total = table(shape.vocab, shape.hidden) * (shape.tied ? 1 : 2) + 4 * shape.normVectors * shape.hidden
       + (shape.headBias ? 4 * shape.vocab : 0);
+    if (shape.gemma3n) return total + gemma3nBytes(shape, { linear, table, plain, mlp });
     if (shape.gemma4) return total + gemma4Bytes(shape, { linear, table, plain, mlp });
     for (let layer = 0; layer < shape.layers; layer++) {
       total += attention + (shape.isDense(layer) ? mlp(shape.ffn) : experts);
@@ -266,10 +287,27 @@ const quipuSizing = (() => {
     return total;
   }
 
+  // Return the bytes of all layers of Gemma 3n, of their inputs, and of what makes copies of the hidden state.
+  function gemma3nBytes(shape, { linear, table, plain, mlp }) {
+    const { hidden, heads, layers, norms, own, kvHeads, headDim } = shape;
+    const { widths, copies, rank, input, inputVocab } = shape.gemma3n;
+    let total = table(inputVocab, layers * input) + plain(layers * input, hidden) + 4 * input
+      + plain((copies - 1) * hidden, hidden) + (copies - 1) * plain(hidden, hidden);
+    for (let layer = 0; layer < layers; layer++) {
+      const projected = (heads + (layer < own ? 2 * kvHeads : 0)) * headDim;
+      const vectors = (norms + 4) * hidden + (layer < own ? 2 : 1) * headDim
+        + (shape.qkvBias ? projected : 0) + (shape.oBias ? hidden : 0);
+      total += linear(projected, hidden) + linear(hidden, heads * headDim) + 4 * vectors + mlp(widths[layer])
+        + plain(copies, hidden) + plain(copies * copies, copies) + plain(copies, copies)
+        + plain(rank, hidden) + plain(hidden, rank) + plain(input, hidden) + plain(hidden, input);
+    }
+    return total;
+  }
+
   // Return the bytes of all layers of Gemma 4, and of their inputs.
   function gemma4Bytes(shape, { linear, table, plain, mlp }) {
-    const { hidden, heads, layers, ffn, norms } = shape;
-    const { isFull, own, valuesAreKeys, input, inputVocab, isWide, experts, expertFfn } = shape.gemma4;
+    const { hidden, heads, layers, ffn, norms, own } = shape;
+    const { isFull, valuesAreKeys, input, inputVocab, isWide, experts, expertFfn } = shape.gemma4;
     let total = input ? table(inputVocab, layers * input) + plain(layers * input, hidden) + 4 * input : 0;
     for (let layer = 0; layer < layers; layer++) {
       const [kvHeads, width] = headsOf(shape, layer);
@@ -300,7 +338,7 @@ const quipuSizing = (() => {
   function blockBytes(shape, kvDtype, blockSize) {
     const kinds = shape.latent ? 1 : 2; // latents are keys and values
     let total = 0;
-    for (let layer = 0; layer < (shape.gemma4 ? shape.gemma4.own : shape.layers); layer++) {
+    for (let layer = 0; layer < shape.own; layer++) {
       const [kvHeads, width] = headsOf(shape, layer);
       const elements = blockSize * width;
       total += kinds * kvHeads * (kvDtype === "int8" ? up(elements, 4) + 4 * blockSize : elements * BYTES[kvDtype]);

@@ -26,6 +26,11 @@ _FUSED_EXPERTS = ("qwen3-moe", "olmoe", "gpt-oss", "glm4-moe", "granite-moe", "g
 """Of these PEFT takes the names of MLPs for those of experts, which transformers has fused."""
 SEPARATE = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+_GEMMA3N = [
+    *("linear_left", "linear_right", "modality_router", "prediction_coefs", "correction_coefs"),
+    *("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"),
+    *(f"altup_{kind}.{index}" for kind in ("projections", "unembed_projections") for index in range(2)),
+]
 
 
 def targets_of(name: str) -> list[str]:
@@ -37,6 +42,8 @@ def targets_of(name: str) -> list[str]:
         return [*ATTENTION, "c_fc", "c_proj"]
     if name == "granite-4":
         return [*ATTENTION, "input_linear", "output_linear"]
+    if name.startswith("gemma3n"):
+        return [*SEPARATE, *_GEMMA3N]
     if name in ("glm", "glm4"):
         return [*ATTENTION, "gate_up_proj", "down_proj"]
     if name in _FUSED_EXPERTS:

@@ -74,7 +74,7 @@ def test_others_read_the_same(tmp_path: Path, checkpoints: dict[str, Path], name
     assert bool(done.kept) == (name == "qwen3-moe" and form == "int4")
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt-oss", "llama4"])
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "llama4", "gemma3n-plain"])
 def test_our_loader_serves_it(tmp_path: Path, checkpoints: dict[str, Path], name: str) -> None:
     """Serve what was written, in several files, as the numbers that were written, and say what it is made for."""
     source = write_bfloat16(checkpoints[name], tmp_path / "in")

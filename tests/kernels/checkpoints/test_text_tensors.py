@@ -22,6 +22,7 @@ CASES = {
     "gemma4": ("Gemma4ForConditionalGeneration", "model.language_model.", "lm_head."),
     "gemma4-plain": ("Gemma4ForConditionalGeneration", "model.language_model.", "lm_head."),
     "gemma3": ("Gemma3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
+    "gemma3n": ("Gemma3nForConditionalGeneration", "model.language_model.", "lm_head."),
     "llama4": ("Llama4ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
     "mistral": ("Mistral3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
 }

@@ -309,6 +309,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000000,
         "router_aux_loss_coef": 0.01, "shared_intermediate_size": 8192, "tie_word_embeddings": True,
     },
+    "gemma-3n-E4B": {
+        "model_type": "gemma3n_text", "architectures": ["Gemma3nForCausalLM"],
+        **sizes(262400, 2048, 16384, 35, 8, 2, 32768), "intermediate_size": [16384] * 35,
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 25, "altup_active_idx": 0, "altup_coef_clip": 120.0,
+        "altup_correct_scale": True, "altup_lr_multiplier": 1.0, "altup_num_inputs": 4, "attention_bias": False,
+        "attention_dropout": 0.0, "final_logit_softcapping": 30.0, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256, "laurel_rank": 64,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "num_kv_shared_layers": 15,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000.0, "rope_scaling": None,
+        "rope_theta": 1000000.0, "sliding_window": 512, "vocab_size_per_layer_input": 262144,
+    },
     "gemma-4-E2B": {
         "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"],
         **sizes(262144, 1536, 6144, 35, 8, 1, 131072), "attention_bias": False, "attention_dropout": 0.0,
@@ -430,15 +441,21 @@ def test_parsed_values() -> None:
     phimoe = parse("Phi-3.5-MoE")
     assert phimoe.moe is not None and phimoe.moe.choice == ExpertChoice(mixer_range=0.02)
     assert (phimoe.head_bias, phimoe.o_bias, phimoe.norms_have_biases, phimoe.windows[0]) == (True, True, True, 131072)
+    e4b = parse("gemma-3n-E4B")
+    assert e4b.gemma3n is not None and e4b.heads_of_layers == (HeadShape(2, 256),) * 20
+    assert (e4b.cached[18:], e4b.windows[33:]) == ((18, 19, *((18,) * 4 + (19,)) * 3), (512, None))
+    assert e4b.gemma3n.deviations[9] == pytest.approx(1.6448536) and e4b.gemma3n.deviations[10] is None
+    assert e4b.attention_scale == 1.0
+    assert (e4b.rope.theta, e4b.local_rope.theta, e4b.tie_word_embeddings) == (1e6, 1e4, True)
     e2b, a4b = parse("gemma-4-E2B"), parse("gemma-4-26B-A4B")
     assert e2b.gemma4 is not None and a4b.gemma4 is not None and a4b.moe is not None
     assert e2b.heads_of_layers == ((HeadShape(1, 256),) * 4 + (HeadShape(1, 512),)) * 3
-    assert (e2b.gemma4.cached[14:20], e2b.gemma4.mlp_width(15, 6144), e2b.windows[33]) == (
+    assert (e2b.cached[14:20], e2b.gemma4.mlp_widths[14:16], e2b.windows[33]) == (
         (14, 13, 13, 13, 13, 14),
-        12288,
+        (6144, 12288),
         512,
     )
-    assert (a4b.heads_of_layers[:6:5], a4b.gemma4.input_width) == ((HeadShape(8, 256), HeadShape(2, 512)), None)
+    assert (a4b.heads_of_layers[:6:5], a4b.gemma4.inputs) == ((HeadShape(8, 256), HeadShape(2, 512)), None)
     assert (a4b.moe.num_experts, a4b.moe.num_chosen, a4b.attention_scale, a4b.embed_scale) == (128, 8, 1.0, 2816**0.5)
     scout, maverick = parse("Llama-4-Scout-17B-16E"), parse("Llama-4-Maverick-17B-128E")
     assert scout.windows[:4] == maverick.windows[:4] == (8192, 8192, 8192, None)

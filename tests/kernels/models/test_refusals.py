@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quipu.kernels.models.config import DecoderConfig, check_length
-from quipu.kernels.models.config_parts import HeadShape, Temperature
+from quipu.kernels.models.config_parts import Gemma3nConfig, HeadShape, InputConfig, Temperature
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.kernels.models.rope_config import ProportionalScaling, YarnScaling
 from quipu.kernels.ops import SwigluClamp
@@ -178,6 +179,27 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4", {"num_experts": None}, "num_experts is None"),
     ("gemma4", {"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input is -1"),
     ("gemma4", {"layer_types": ["chunked_attention"] * 6}, "layer_types chunked_attention"),
+    # copies of the hidden state, and what differs among layers beside them
+    ("gemma3n", {"altup_num_inputs": 1}, "altup_num_inputs is 1, must be at least 2"),
+    ("gemma3n", {"altup_active_idx": 3}, "altup_active_idx is 3, must be below altup_num_inputs 3"),
+    ("gemma3n", {"altup_active_idx": -1}, "altup_active_idx is -1"),
+    ("gemma3n", {"laurel_rank": 0}, "laurel_rank is 0"),
+    ("gemma3n", {"intermediate_size": [96] * 5}, "intermediate_size has 5 entries for 6 layers"),
+    ("gemma3n", {"intermediate_size": [96] * 5 + [0]}, "intermediate_size is 0"),
+    ("gemma3n", {"activation_sparsity_pattern": [0.5] * 5}, "activation_sparsity_pattern has 5 entries for 6 layers"),
+    ("gemma3n", {"activation_sparsity_pattern": [0.5] * 5 + [1.0]}, "must be from 0 to below 1"),
+    ("gemma3n", {"activation_sparsity_pattern": [0.5] * 5 + [-0.1]}, "must be from 0 to below 1"),
+    ("gemma3n", {"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6"),
+    ("gemma3n", {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5"),
+    ("gemma3n", {"num_kv_shared_layers": ...}, "num_kv_shared_layers is 15"),
+    ("gemma3n", {"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input is 0"),
+    ("gemma3n", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    ("gemma3n", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+    ("gemma3n", {"hidden_activation": "silu"}, "hidden_activation 'silu'"),
+    ("llama", {"intermediate_size": [96] * 2}, "intermediate_size is \\[96, 96\\], must be a positive integer"),
+    ("gemma3", {"laurel_rank": 64}, "laurel_rank 64"),
+    ("gemma4", {"altup_num_inputs": 4}, "altup_num_inputs 4"),
+    ("gemma4", {"activation_sparsity_pattern": [0.95] * 6}, "activation_sparsity_pattern"),
     # chunks, and mixtures between dense layers
     ("llama4", {"layer_types": ["sliding_attention"] * 3}, "layer_types sliding_attention"),
     ("llama4", {"layer_types": ["linear_attention"] * 3}, "layer_types linear_attention"),
@@ -327,6 +349,27 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
             == (1_000_000.0, (None, None), 0.02, False)
         ),
     ),
+    (
+        "gemma3n",
+        {"layer_types": ..., "num_hidden_layers": 20, "num_kv_shared_layers": ..., "intermediate_size": 96}
+        | {"activation_sparsity_pattern": ..., "altup_num_inputs": ..., "altup_active_idx": ..., "laurel_rank": ...},
+        lambda c: (
+            c.windows == ((30,) * 4 + (None,)) * 4
+            and c.cached == (0, 1, 2, 3, 4, *((3,) * 4 + (4,)) * 3)
+            and _gemma3n(c).mlp_widths == (96,) * 20
+            and _gemma3n(c).deviations == (NormalDist().inv_cdf(0.95),) * 10 + (None,) * 10
+            and (_gemma3n(c).num_copies, _gemma3n(c).active, _gemma3n(c).laurel_rank) == (4, 0, 64)
+        ),
+    ),
+    ("gemma3n", {"activation_sparsity_pattern": ...}, lambda c: _gemma3n(c).deviations == (None,) * 6),
+    ("gemma3n", {"altup_correct_scale": ...}, lambda c: _gemma3n(c).scales_active),
+    ("gemma3n", {"final_logit_softcapping": ...}, lambda c: c.logits_soft_cap == 30.0),
+    ("gemma3n", {"query_pre_attn_scalar": 256, "altup_coef_clip": None}, lambda c: c.attention_scale == 1.0),
+    (
+        "gemma3n",
+        {"hidden_size_per_layer_input": ..., "vocab_size_per_layer_input": ...},
+        lambda c: _gemma3n(c).inputs == InputConfig(256, 262_144),
+    ),
     ("gemma4", {"use_bidirectional_attention": "vision"}, lambda c: c.gemma4 is not None),
     (
         "gemma4",
@@ -365,6 +408,11 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
     ("llama", {"pretraining_tp": 2, "attention_dropout": 0.1, "use_cache": False}, lambda c: True),
     ("llama", {"embedding_multiplier": 1.0, "num_experts": 0, "vision_config": None}, lambda c: True),
 ]
+
+
+def _gemma3n(config: DecoderConfig) -> Gemma3nConfig:
+    assert config.gemma3n is not None
+    return config.gemma3n
 
 
 def _moe(config: DecoderConfig) -> Any:

@@ -83,6 +83,22 @@ def test_rms_norm(ops: ReferenceOps, shape: tuple[int, ...]) -> None:
         row_by_row(lambda rows: ops.rms_norm(rows, weight, 1e-6), x, count)
 
 
+@pytest.mark.parametrize("width", [100, 160])
+def test_operations_of_gemma3n(ops: ReferenceOps, width: int) -> None:
+    """Compute the same of a row's gates and copies, whatever the other rows."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2 * ROW_COUNTS[-1], 3 * width + 6, generator=generator)
+
+    def mixed(rows: torch.Tensor) -> torch.Tensor:
+        copies, weights = rows[:, : 2 * width].unflatten(1, (2, width)), rows[:, 3 * width :].unflatten(1, (2, 3))
+        matched = ops.match_copies(rows[:, 2 * width : 3 * width], copies, 1e-5)
+        return ops.mix_copies(copies, weights, matched).flatten(1)
+
+    for count in ROW_COUNTS:
+        row_by_row(lambda rows: ops.sparse_gelu_mul(rows[:, : 2 * width], 1.3), x, count)
+        row_by_row(mixed, x, count)
+
+
 @pytest.mark.parametrize(
     ("window", "in_chunks", "soft_cap"),
     [

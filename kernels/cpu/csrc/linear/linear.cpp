@@ -194,7 +194,9 @@ void linear(const Op& original, const Pass& pass, const Worker& worker) {
 void embed(const Op& op, const Pass& pass, const Worker& worker) {
     int64_t n = num_rows(op, pass);
     for (int64_t i = n * worker.thread / worker.num_threads; i < n * (worker.thread + 1) / worker.num_threads; i++) {
-        int64_t id = pass.token_ids[i], lane = id % kPanel;
+        int64_t id = pass.token_ids[i];
+        if (id >= op.out_width) id = 0;
+        int64_t lane = id % kPanel;
         float* y = op.y + i * op.y_stride;
         if (op.stored == kQuantized) {
             embed_quantized(op, id, y);

@@ -3,20 +3,10 @@
 // What must always hold: a thread has the same rows in each of these and in those of rows.cpp, so that no barrier is
 // needed between them.
 #include "activate.h"
+#include "each.h"
+#include "norm.h"
 #include "../program.h"
 #include "../vec/tanh.h"
-
-namespace {
-
-// The last lanes of a row are computed like all others: an element's bits do not depend on its place.
-template <class F>
-void each(int64_t width, F f) {
-    int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) f(i, first_lanes(kLanes));
-    if (i < width) f(i, first_lanes(width - i));
-}
-
-}  // namespace
 
 // y = gelu(first half of the row) * second half
 void gelu_mul(const Op& op, const Pass& pass, const Worker& worker) {
@@ -24,6 +14,20 @@ void gelu_mul(const Op& op, const Pass& pass, const Worker& worker) {
         const float *gate = op.x + s.begin * op.x_stride, *up = gate + op.width;
         float* y = op.y + s.begin * op.y_stride;
         each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, gelu_mul(load(gate + i, mask), load(up + i, mask))); });
+    }
+}
+
+// y = gelu(what of the first half of the row exceeds its mean by so many standard deviations) * second half
+void sparse_gelu_mul(const Op& op, const Pass& pass, const Worker& worker) {
+    for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
+        const float *gate = op.x + s.begin * op.x_stride, *up = gate + op.width;
+        float* y = op.y + s.begin * op.y_stride;
+        float mean = mean_of(gate, op.width);
+        Vec cutoff = splat(mean + std::sqrt(mean_square(gate, op.width, mean)) * op.scale);
+        each(op.width, [&](int64_t i, Mask mask) {
+            // NaN is preserved
+            store(y + i, mask, gelu_mul(larger(splat(0), load(gate + i, mask) - cutoff), load(up + i, mask)));
+        });
     }
 }
 
@@ -57,7 +61,7 @@ void sigmoid_mul(const Op& op, const Pass& pass, const Worker& worker) {
     }
 }
 
-// y = x * z, or x times one number
+// y = x * z, or x times one number, or one for each column
 void mul(const Op& op, const Pass& pass, const Worker& worker) {
     for (Share s(num_rows(op, pass), worker); s.begin < s.end; s.begin++) {
         const float* x = op.x + s.begin * op.x_stride;
@@ -65,6 +69,9 @@ void mul(const Op& op, const Pass& pass, const Worker& worker) {
         if (op.z) {
             const float* z = op.z + s.begin * op.z_stride;
             each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, load(x + i, mask) * load(z + i, mask)); });
+        } else if (op.out_width == op.width) {
+            const float* factors = static_cast<const float*>(op.weight);
+            each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, load(x + i, mask) * load(factors + i, mask)); });
         } else {
             Vec factor = splat(*static_cast<const float*>(op.weight));
             each(op.width, [&](int64_t i, Mask mask) { store(y + i, mask, load(x + i, mask) * factor); });

@@ -1,4 +1,5 @@
-"""Attention of Gemma 4: heads that differ among layers, normed values, and layers that attend to earlier ones' keys.
+"""Attention of Gemma 3n and 4: heads that may differ among layers, normed values, and layers that attend to earlier
+ones' keys.
 
 What must always hold: a layer attends to keys that it has written itself, or that an earlier layer with the same heads
 has written in the same pass.
@@ -12,12 +13,12 @@ import torch
 from ..checkpoints.weights import Weights
 from ..ops import Ops, RopeTable
 from .config import DecoderConfig
-from .config_parts import Gemma4Config, HeadShape
+from .config_parts import HeadShape
 from .parts import read_norm
 
 
 @attrs.frozen
-class Gemma4Attention:
+class GemmaAttention:
     """Projections of an attention layer; q, k and v are fused, or q alone where keys are another layer's."""
 
     projection_OD: torch.Tensor
@@ -34,10 +35,11 @@ class Gemma4Attention:
     """Which of the layers in the cache has the keys."""
 
 
-def read_heads(weights: Weights, prefix: str, c: DecoderConfig, g: Gemma4Config, index: int) -> Gemma4Attention:
-    D, heads, cached = c.hidden_size, g.heads[index], g.cached[index]
+def read_heads(
+    weights: Weights, prefix: str, c: DecoderConfig, index: int, heads: HeadShape, *, values_are_keys: bool = False
+) -> GemmaAttention:
+    D, cached = c.hidden_size, c.cached[index]
     Q, KV = c.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
-    values_are_keys = g.values_are_keys and c.windows[index] is None
     parts = [("q_proj", Q)]
     if cached == index:
         parts += [("k_proj", KV)] if values_are_keys else [("k_proj", KV), ("v_proj", KV)]
@@ -47,7 +49,7 @@ def read_heads(weights: Weights, prefix: str, c: DecoderConfig, g: Gemma4Config,
     ]
     assert norms[0] is not None
     biased = c.qkv_bias
-    return Gemma4Attention(
+    return GemmaAttention(
         projection_OD=weights.fused([(f"{prefix}{name}.weight", (rows, D)) for name, rows in parts]),
         bias_O=weights.fused([(f"{prefix}{name}.bias", (rows,)) for name, rows in parts]) if biased else None,
         out_DI=weights.tensor(f"{prefix}o_proj.weight", (D, Q)),
@@ -62,7 +64,7 @@ def read_heads(weights: Weights, prefix: str, c: DecoderConfig, g: Gemma4Config,
 
 def attend_heads(
     h_ND: torch.Tensor,
-    attention: Gemma4Attention,
+    attention: GemmaAttention,
     rope: RopeTable,
     window: int | None,
     c: DecoderConfig,
