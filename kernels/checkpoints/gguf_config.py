@@ -78,7 +78,7 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
 def _first(keys: Keys, architecture: str, name: str, default: int | None = None) -> int:
     """Return a number, or the first layer's, where they may differ."""
     value = keys.take(name)
-    is_list = architecture == "gemma4" and isinstance(value, list) and value and type(value[0]) is int
+    is_list = architecture in ("gemma3n", "gemma4") and isinstance(value, list) and value and type(value[0]) is int
     return int(value[0]) if is_list else keys.whole(name, default)
 
 
@@ -107,7 +107,7 @@ def _rope(file: GgufFile, keys: Keys, config: dict[str, Any], architecture: str)
     width = keys.whole("rope.dimension_count", head_dim)
     if width != head_dim and architecture not in PARTLY_ROTATED:
         raise ValueError(f"key '{architecture}.rope.dimension_count' is {width}, only {head_dim} is supported")
-    theta = keys.number("rope.freq_base", 1e6 if architecture == "gemma3" else 10_000.0)
+    theta = keys.number("rope.freq_base", 1e6 if architecture in ("gemma3", "gemma3n") else 10_000.0)
     original = keys.whole("rope.scaling.original_context_length", longest)
     attention_factor = keys.number("rope.scaling.attn_factor", 1.0)
     kind = keys.take("rope.scaling.type", "none")
@@ -149,7 +149,7 @@ def _rope(file: GgufFile, keys: Keys, config: dict[str, Any], architecture: str)
         raise ValueError(f"key '{architecture}.rope.scaling.attn_factor' {attention_factor} is not supported")
     if architecture in PARTLY_ROTATED:
         rope["partial_rotary_factor"] = width / head_dim
-    if architecture == "gemma3":
+    if architecture in ("gemma3", "gemma3n"):
         local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10_000.0)}
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
     return {"rope_parameters": rope}

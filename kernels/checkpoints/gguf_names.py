@@ -44,15 +44,29 @@ _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OF_INPUT = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_GEMMA3N = {
+    **_GEMMA,
+    **_OF_INPUT,
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
 _GEMMA4 = {
     **_GEMMA,
+    **_OF_INPUT,
     "ffn_gate_inp": "router.proj",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
 }
 _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -90,6 +104,7 @@ _QWEN2_MOE = {
 _BY_ARCHITECTURE = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
     "gpt-oss": _GPT_OSS,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
@@ -106,6 +121,7 @@ _BY_ARCHITECTURE = {
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
 }
 _WHOLE = {
+    "altup_correct_scale.weight": "altup.correct_output_scale",
     "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
@@ -123,6 +139,8 @@ _STACKED = {
     "ffn_down_exps": ("down_proj",),
 }
 """Matrices of all experts of a layer in one tensor, and their biases."""
+_OF_COPIES = {"altup_proj.weight": "altup_projections", "altup_unembd_proj.weight": "altup_unembed_projections"}
+"""Matrices of all copies of a hidden state but the first, in one tensor."""
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z0-9_]+)\.(weight|bias|scale)")
 _LATENT = re.compile(r"blk\.(\d+)\.attn_([kv])_b\.weight")
 _PREDICTING = re.compile(r"blk\.(\d+)\.(nextn\..+)")
@@ -142,16 +160,18 @@ def rename(name: str, architecture: str) -> str:
     return f"model.layers.{layer}.{part}.{kind}" if part else name
 
 
-def rename_stacked(name: str, num_experts: int, architecture: str) -> list[str]:
-    """Return the names of the experts' matrices or biases that a tensor holds, one after the other.
+def rename_stacked(name: str, count: int, architecture: str) -> list[str]:
+    """Return the names of the matrices or biases that a tensor holds of `count` experts or copies, one after the other.
 
     None of them if it holds something else.
     """
+    if name in _OF_COPIES:
+        return [f"model.{_OF_COPIES[name]}.{copy}.weight" for copy in range(count)]
     found = _LAYER.fullmatch(name)
     if found is None or found[2] not in _STACKED:
         return []
     prefix = f"model.layers.{found[1]}.{_EXPERTS_OF.get(architecture, 'mlp.')}experts"
-    return [f"{prefix}.{expert}.{part}.{found[3]}" for expert in range(num_experts) for part in _STACKED[found[2]]]
+    return [f"{prefix}.{expert}.{part}.{found[3]}" for expert in range(count) for part in _STACKED[found[2]]]
 
 
 def latent_part(name: str) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .gguf_file import GgufFile, shown
+from .gguf_gemma3n import read_gemma3n
 from .gguf_grouped import read_deepseek2, read_glm4_moe
 from .gguf_keys import Keys, has, taken
 
@@ -25,6 +26,7 @@ ARCHITECTURES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gemma3n": "Gemma3nForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
@@ -250,6 +252,7 @@ _READERS: dict[str, Callable[[GgufFile, Keys, dict[str, Any]], dict[str, Any]]] 
     "qwen3moe": _qwen3_moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma3n": read_gemma3n,
     "phi3": _phi3,
     "gpt-oss": _gpt_oss,
     "chatglm": _glm4,

@@ -71,6 +71,20 @@ _GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_GEMMA3N = {
+    **_GEMMA,
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
+}
+_OF_COPIES = {"model.altup_projections.": "altup_proj", "model.altup_unembed_projections.": "altup_unembd_proj"}
 _GEMMA4 = {
     **_GEMMA,
     "router.proj": "ffn_gate_inp",
@@ -87,6 +101,7 @@ _GEMMA4_TOP = {
     "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
 }
 _GEMMA4_WHOLE = {
+    "altup.correct_output_scale": "altup_correct_scale.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
@@ -259,8 +274,17 @@ def _add_tensors(
         ordered = sorted(names, key=_number_of)
         read = _add(writer, name, np.stack([tensors[one].float().numpy() for one in ordered]), types, ordered[0])
         held |= dict(zip(ordered, read, strict=True))
+    for start, stacked_name in _OF_COPIES.items():
+        names = sorted(name for name in tensors if name.startswith(start))
+        if names:
+            numbers = np.stack([tensors[name].float().numpy() for name in names])
+            held |= dict(zip(names, _add(writer, f"{stacked_name}.weight", numbers, types, names[0]), strict=True))
     for name, tensor in tensors.items():
-        if ".experts." in name or (name == "lm_head.weight" and config["tie_word_embeddings"]):
+        if (
+            ".experts." in name
+            or name.startswith(tuple(_OF_COPIES))
+            or (name == "lm_head.weight" and config["tie_word_embeddings"])
+        ):
             continue
         numbers = tensor.float().numpy()
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
@@ -338,6 +362,6 @@ def _rename(name: str, architecture: str) -> str:
         return f"blk.{layer}.{_GEMMA4_WHOLE[rest]}"
     if rest == "mlp.gate.e_score_correction_bias":
         return f"blk.{layer}.exp_probs_b.bias"
-    gemma = _GEMMA4 if architecture == "gemma4" else _GEMMA
+    gemma = {"gemma3n": _GEMMA3N, "gemma4": _GEMMA4}.get(architecture, _GEMMA)
     parts = _PARTS | (gemma if architecture.startswith("gemma") else _OTHER_NORMS.get(architecture, {}))
     return f"blk.{layer}.{parts[part]}.{kind.replace('sinks', 'weight')}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
 from quipu.kernels.checkpoints.weights import PieceByPiece, open_weights
@@ -71,6 +73,25 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention.sliding_window": 20,
             "attention.sliding_window_pattern": [True, False, True],
             "final_logit_softcapping": 8.0,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "gemma3n": (
+        "gemma3n",
+        {
+            "activation_sparsity_scale": [
+                *(float(torch.distributions.Normal(0, 1).icdf(torch.tensor(share))) for share in (0.9, 0.6)),
+                *[-math.inf] * 4,
+            ],
+            "altup.active_idx": 2,
+            "altup.num_inputs": 3,
+            "attention.shared_kv_layers": 3,
+            "attention.sliding_window": 30,
+            "attention.sliding_window_pattern": [True, False] * 3,
+            "embedding_length_per_layer_input": 16,
+            "final_logit_softcapping": 5.0,
             "rope.freq_base": 1e6,
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0,
