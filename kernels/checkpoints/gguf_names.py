@@ -17,6 +17,7 @@ _GLOBAL = {
     "output_norm.weight": "model.norm.weight",
     "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
@@ -116,6 +117,7 @@ _BY_ARCHITECTURE = {
     "granitemoe": {"ffn_gate_inp": "block_sparse_moe.router.layer"},
     "llama4": _LLAMA4,
     "olmo2": _AFTER,
+    "phimoe": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "qwen2moe": _QWEN2_MOE,
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
@@ -130,8 +132,15 @@ _WHOLE = {
     "exp_probs_b.weight": "mlp.gate.e_score_correction_bias",
 }
 """Tensors that are no weights or biases of a module."""
-_EXPERTS_OF = {"granitemoe": "block_sparse_moe.", "gemma4": "", "llama4": "feed_forward."}
+_EXPERTS_OF = {
+    "granitemoe": "block_sparse_moe.",
+    "gemma4": "",
+    "llama4": "feed_forward.",
+    "phimoe": "block_sparse_moe.",
+}
 """What the experts are in, if it is not `mlp`."""
+_MATRICES_OF = {"phimoe": {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}}
+"""How their matrices are called, if not as below."""
 _STACKED = {
     "ffn_gate_exps": ("gate_proj",),
     "ffn_up_exps": ("up_proj",),
@@ -171,7 +180,9 @@ def rename_stacked(name: str, count: int, architecture: str) -> list[str]:
     if found is None or found[2] not in _STACKED:
         return []
     prefix = f"model.layers.{found[1]}.{_EXPERTS_OF.get(architecture, 'mlp.')}experts"
-    return [f"{prefix}.{expert}.{part}.{found[3]}" for expert in range(count) for part in _STACKED[found[2]]]
+    called = _MATRICES_OF.get(architecture, {})
+    parts = [called.get(part, part) for part in _STACKED[found[2]]]
+    return [f"{prefix}.{expert}.{part}.{found[3]}" for expert in range(count) for part in parts]
 
 
 def latent_part(name: str) -> tuple[str, str] | None:
@@ -181,6 +192,17 @@ def latent_part(name: str) -> tuple[str, str] | None:
     """
     found = _LATENT.fullmatch(name)
     return None if found is None else (f"model.layers.{found[1]}.self_attn.kv_b_proj.weight", found[2])
+
+
+def fused_heads(name: str, architecture: str) -> list[str]:
+    """Return the names of queries, keys and values, which follow each other in a tensor.
+
+    None of them if it holds something else, or if models read it whole.
+    """
+    found = _LAYER.fullmatch(name)
+    if architecture != "chatglm" or found is None or found[2] != "attn_qkv":
+        return []
+    return [f"model.layers.{found[1]}.self_attn.{part}_proj.{found[3]}" for part in "qkv"]
 
 
 def rotated_heads(name: str, architecture: str) -> str | None:

@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "gemma3n": "Gemma3nForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "chatglm": "GlmForCausalLM",
@@ -139,6 +140,24 @@ def _qwen2_moe(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, 
 
 def _phi3(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
     return {"sliding_window": _window(keys)}
+
+
+def _phimoe(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries. No file has the range of SparseMixer, which is then that of all published models."""
+    rope = config["rope_parameters"]
+    factor = rope.pop("attention_factor", None)
+    return {
+        "sliding_window": _window(keys),
+        "num_local_experts": keys.whole("expert_count"),
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "attention_bias": has(file, "attn_q.bias"),
+        "lm_head_bias": "output.bias" in file.tensors,
+        "rope_parameters": rope if factor is None else {**rope, "short_mscale": factor, "long_mscale": factor},
+    }
+
+
+def _chatglm(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
+    return {"attention_bias": has(file, "attn_q.bias") or has(file, "attn_qkv.bias")}
 
 
 def _gpt_oss(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -254,8 +273,9 @@ _READERS: dict[str, Callable[[GgufFile, Keys, dict[str, Any]], dict[str, Any]]] 
     "gemma3": _gemma3,
     "gemma3n": read_gemma3n,
     "phi3": _phi3,
+    "phimoe": _phimoe,
     "gpt-oss": _gpt_oss,
-    "chatglm": _glm4,
+    "chatglm": _chatglm,
     "cohere2": _cohere2,
     "deepseek2": read_deepseek2,
     "exaone4": _exaone4,

@@ -3,7 +3,8 @@
 `weights.py` calls `open_gguf` for a folder that `gguf_folder.py` has made. Three things differ from other checkpoints:
 for Llama, Granite and SmolLM3, llama.cpp stores the rows of query and key heads in the order of its own rotary
 embedding; for Gemma 2 and 3 it adds 1 to the weights of norms, as the model does; and all experts of a layer are in one
-tensor. What makes keys and values of latents is in two (`gguf_latents.py`).
+tensor, as queries, keys and values of ChatGLM may be. What makes keys and values of latents is in two
+(`gguf_latents.py`).
 
 What must always hold: the rows of a tensor are those of the checkpoint that the file was made from, quantized or not.
 """
@@ -19,7 +20,7 @@ import torch
 from .files import MappedFiles, StoredTensor
 from .gguf_file import BLOCKS, GgufFile, GgufTensor, shown
 from .gguf_latents import LatentMatrix
-from .gguf_names import FREQUENCIES, latent_part, rename, rename_stacked, rotated_heads
+from .gguf_names import FREQUENCIES, fused_heads, latent_part, rename, rename_stacked, rotated_heads
 from .gguf_parts import read_gguf_model
 from .gguf_types import DECODERS
 from .quantized import QuantizedLayout, QuantizedRows
@@ -103,6 +104,11 @@ def open_gguf(path: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredMatr
             stored[raw.name] = raw
             matrices |= {name: _expert(tensor, raw, index, len(experts)) for index, name in enumerate(experts)}
             continue
+        if heads := fused_heads(tensor.name, architecture):
+            raw = _raw(tensor)
+            stored[raw.name] = raw
+            matrices |= dict(zip(heads, _queries_keys_values(file, architecture, tensor, raw), strict=True))
+            continue
         name = rename(tensor.name, architecture)
         num_heads = _num_heads(file, architecture, tensor)
         subtrahend = 1.0 if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0.0
@@ -146,6 +152,24 @@ def _expert(tensor: GgufTensor, raw: StoredTensor, index: int, count: int) -> Gg
     start = tensor.start + index * size
     part = attrs.evolve(raw, shape=(rows, *raw.shape[2:]), start=start, end=start + size)
     return GgufMatrix(shape=(rows, *tensor.shape[2:]), type=tensor.type, raw=part, num_heads=None, subtrahend=0.0)
+
+
+def _queries_keys_values(file: GgufFile, architecture: str, tensor: GgufTensor, raw: StoredTensor) -> list[GgufMatrix]:
+    """Return the rows of each, by how many heads it has of all."""
+    num_heads = file.keys.get(f"{architecture}.attention.head_count")
+    num_kv_heads = file.keys.get(f"{architecture}.attention.head_count_kv", num_heads)
+    counts = [num_heads, num_kv_heads, num_kv_heads]
+    heads = [count for count in counts if isinstance(count, int) and count > 0]
+    if len(heads) != len(counts) or tensor.shape[0] % sum(heads):
+        raise ValueError(f"tensor {tensor.name} has shape {tensor.shape}, must be the rows of {shown(counts)} heads")
+    head_dim, row_bytes = tensor.shape[0] // sum(heads), (tensor.end - tensor.start) // tensor.shape[0]
+    found, start = [], tensor.start
+    for count in heads:
+        rows = count * head_dim
+        part = attrs.evolve(raw, shape=(rows, *raw.shape[1:]), start=start, end=start + rows * row_bytes)
+        shape, start = (rows, *tensor.shape[1:]), part.end
+        found.append(GgufMatrix(shape=shape, type=tensor.type, raw=part, num_heads=None, subtrahend=0.0))
+    return found
 
 
 def _num_heads(file: GgufFile, architecture: str, tensor: GgufTensor) -> int | None:

@@ -40,6 +40,7 @@ _PARTS = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "self_attn.q_a_proj": "attn_q_a",
     "self_attn.q_b_proj": "attn_q_b",
@@ -108,6 +109,14 @@ _GEMMA4_WHOLE = {
 }
 
 
+_KINDS_OF_EXPERTS = {
+    **{f"{part}_proj": part for part in ("gate", "up", "down")},
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
+}
+
+
 def load_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
 
@@ -154,11 +163,13 @@ def write_gguf(
     tokenizer: Path | None = None,
     pre: str = "gpt-2",
     tensors_each: int = 0,
+    fuses_heads: bool = False,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Write a checkpoint; return what each tensor holds, by its name in the checkpoint.
 
     `types` are types of matrices by a part of their name; the others are F32. `keys` are added to those that all
-    architectures have. With `tensors_each`, several files of so many tensors each are written, named as its parts.
+    architectures have. With `tensors_each`, several files of so many tensors each are written, named as its parts;
+    with `fuses_heads`, queries, keys and values are one tensor.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_each)
@@ -189,6 +200,10 @@ def write_gguf(
         add_tokenizer(writer, tokenizer, pre)
     splits = "attention.key_length_mla" in (keys or {})
     tensors = apart(load_tensors(checkpoint))
+    if fuses_heads:
+        for name in [name for name in tensors if ".q_proj." in name]:
+            three = [tensors.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
+            tensors[name.replace(".q_proj.", ".qkv_proj.")] = torch.cat(three)
     held = _add_tensors(writer, architecture, config, tensors, types or {}, splits_latents=splits)
     for name, value in extra_tensors.items():
         writer.add_tensor(name, value)
@@ -264,7 +279,7 @@ def _add_tensors(
             layer, _, rest = (
                 re.sub(r"\.(block_sparse_moe|feed_forward|mlp)", "", name.removeprefix("model.layers."))
             ).partition(".experts.")
-            part = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}[rest.split(".")[1]]
+            part = _KINDS_OF_EXPERTS[rest.split(".")[1]]
             stacked.setdefault(f"blk.{layer}.ffn_{part}_exps.{rest.split('.')[2]}", []).append(name)
     for name, names in stacked.items():
         if architecture == "gemma4" and "_down_" not in name:
@@ -349,6 +364,7 @@ def _rename(name: str, architecture: str) -> str:
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",
+        "lm_head.bias": "output.bias",
     }
     if name in top:
         return top[name]

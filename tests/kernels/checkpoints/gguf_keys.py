@@ -132,6 +132,19 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_factors_long.weight": np.array([2.0, 8.0, 20.0, 40.0], dtype=np.float32),
         },
     ),
+    "phimoe": (
+        "phimoe",
+        {
+            "attention.sliding_window": 60,
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "rope.dimension_count": 16,
+            "rope.scaling.original_context_length": 1024,
+            "rope.scaling.attn_factor": 1.2,
+            "rope_factors_short.weight": np.array([1.0 + number / 4 for number in range(8)], dtype=np.float32),
+            "rope_factors_long.weight": np.array([2.0 + number for number in range(8)], dtype=np.float32),
+        },
+    ),
     "gpt-oss": (
         "gpt-oss",
         {

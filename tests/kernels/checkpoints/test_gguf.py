@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from quipu.kernels.checkpoints.gguf_file import BLOCKS
 from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
+from quipu.kernels.checkpoints.gguf_tensors import open_gguf
 from quipu.kernels.checkpoints.gguf_types import DECODERS
 from quipu.kernels.checkpoints.quantized import QuantizedLayout
 from quipu.kernels.models.config import read_config
@@ -50,6 +52,9 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
         expected = attrs.evolve(expected, unrotated=frozenset())
     if name == "gpt-oss":  # whose limit is not the published one
         expected = attrs.evolve(expected, moe=attrs.evolve(expected.moe, clamp=SwigluClamp(1.702, 7.0)))
+    if name == "phimoe":  # nor the range of SparseMixer
+        choice = attrs.evolve(expected.moe.choice, mixer_range=0.02)
+        expected = attrs.evolve(expected, moe=attrs.evolve(expected.moe, choice=choice))
     if name == "llama4":  # what is small in the checkpoint, llama.cpp has constants for
         expected = attrs.evolve(
             expected,
@@ -166,6 +171,52 @@ def test_tables_are_quantized_on_request(tmp_path: Path, checkpoints: dict[str, 
     assert source.quantized([embed]) == QuantizedLayout(8, 64, has_offsets=False)
     o_proj = "model.layers.0.self_attn.o_proj.weight"
     assert source.quantized([(o_proj, held[o_proj].shape)]) == QuantizedLayout(4, 32, has_offsets=False)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_fused_heads(tmp_path: Path, checkpoints: dict[str, Path], kind: str) -> None:
+    """Read queries, keys and values of ChatGLM that are one tensor, and its biases, as those of three."""
+    types = {"proj": kind}
+    whole, _ = convert(tmp_path / "whole.gguf", checkpoints["glm"], "glm", types=types, fuses_heads=True)
+    apart_, held = convert(tmp_path / "apart.gguf", checkpoints["glm"], "glm", types=types)
+    assert parsed(whole) == parsed(apart_) and parsed(whole).qkv_bias
+    source = opened(whole, "float32")
+    for tensor_name, numbers in held.items():
+        assert torch.equal(source.tensor(tensor_name, numbers.shape), torch.from_numpy(numbers)), tensor_name
+    source.check_all_used()
+    convert(tmp_path / "odd.gguf", checkpoints["glm"], "glm", fuses_heads=True)
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(path.read_bytes().replace(b"chatglm.attention.head_count_kv", b"chatglm.attention.head_count_no"))
+    with pytest.raises(ValueError, match=r"attn_qkv\..* has shape .*, must be the rows of \[4, 4, 4\] heads"):
+        open_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"activation_sparsity_scale": [1.0]}, "activation_sparsity_scale' is .*, must be 6 numbers"),
+        ({"activation_sparsity_scale": [math.inf] * 6}, "activation_sparsity_scale' is .*, must be 6 numbers"),
+        ({"attention.sliding_window_pattern": [True]}, "sliding_window_pattern' is .*, must list all layers"),
+        ({"feed_forward_length": [96, 96]}, "feed_forward_length' is .*, must be 6 integers"),
+        ({"altup.num_inputs": ...}, "altup.num_inputs' is None, must be one integer"),
+    ],
+)
+def test_keys_of_gemma3n(tmp_path: Path, checkpoints: dict[str, Path], changes: dict[str, Any], named: str) -> None:
+    """Refuse lists that are not of all layers, and a file that does not say how many copies there are."""
+    keys = {name: value for name, value in {**KEYS["gemma3n"][1], **changes}.items() if value is not ...}
+    write_gguf(tmp_path / "m.gguf", "gemma3n", checkpoints["gemma3n"], keys=keys)
+    with pytest.raises(ValueError, match=f"m.gguf cannot be read: key 'gemma3n.*{named}"):
+        make_gguf_folder(tmp_path / "m.gguf")
+
+
+def test_defaults_of_gemma3n(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Compute what llama.cpp does where a file says nothing: every fifth layer has no window, and logits are capped."""
+    keys = dict(KEYS["gemma3n"][1])
+    del keys["attention.sliding_window_pattern"], keys["final_logit_softcapping"], keys["rope.freq_base"]
+    write_gguf(tmp_path / "m.gguf", "gemma3n", checkpoints["gemma3n"], keys=keys | {"attention.shared_kv_layers": 1})
+    found = parsed(make_gguf_folder(tmp_path / "m.gguf"))
+    assert found.windows == (30, 30, 30, 30, None, 30)
+    assert (found.logits_soft_cap, found.local_rope.theta) == (30.0, 10_000.0)
 
 
 def test_dtype(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
