@@ -11,6 +11,7 @@ Tensor names end in their shape, one letter per dimension:
     K  key/value heads                                      I, O  inputs and outputs of a linear layer
     E  head dimension                                       B  physical blocks      S  slots of a block
     R  half of the rotated elements of a head              X  experts (T: those chosen for a token)
+    C  copies of a hidden state, side by side              J  those that are added to each
 
 What must always hold: if the backend is invariant, the bits of row n of every result depend on row n of the arguments
 (and, in `attend`, on the KV of its own sequence) and on nothing else.
