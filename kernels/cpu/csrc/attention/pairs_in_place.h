@@ -66,7 +66,7 @@ __attribute__((noinline)) void multiply_keys(const KeyPart<T>* parts, int64_t st
 }
 
 // results[row][column ..] += weights[row] * the values of kValueSlots slots, in NV vectors of columns. With each pair of slots, as
-// many bytes of one of the kTogether parts in `ahead` are prefetched, from `at` on.
+// many bytes of the kTogether parts in `ahead` are prefetched, from `at` on: a line of each in turn, or of integers some of one.
 template <int MR, int NV, class T>
 __attribute__((noinline)) void multiply_values(const bf16* weights, const T* const* slots, int64_t column, int64_t width, float* results,
                                                int64_t stride, const char* const* ahead, int64_t at) {
@@ -75,8 +75,15 @@ __attribute__((noinline)) void multiply_values(const bf16* weights, const T* con
         UNROLL for (int v = 0; v < NV; v++) sum[m][v].start(results + m * stride + v * kLanes, false);
     for (int64_t pair = 0; pair < kValueSlots / 2; pair++) {
         const T *even = slots[2 * pair] + column, *odd = slots[2 * pair + 1] + column;
-        const char* next = ahead[pair % kTogether] + at + pair / kTogether * pair_bytes<T>(width) + pair_bytes<T>(column);
-        UNROLL for (int64_t i = 0; i < pair_bytes<T>(NV * kLanes); i += 64) prefetch(next + i);
+        if constexpr (sizeof(T) == 1) {  // finding each line's part would take longer than memory
+            const char* next = ahead[pair % kTogether] + at + pair / kTogether * pair_bytes<T>(width) + pair_bytes<T>(column);
+            UNROLL for (int64_t i = 0; i < pair_bytes<T>(NV * kLanes); i += 64) prefetch(next + i);
+        } else {
+            UNROLL for (int64_t i = 0; i < pair_bytes<T>(NV * kLanes); i += 64) {
+                int64_t line = (pair * pair_bytes<T>(width) + pair_bytes<T>(column) + i) / 64;
+                prefetch(ahead[line % kTogether] + at + line / kTogether * 64);
+            }
+        }
         Pair left[MR];
         UNROLL for (int m = 0; m < MR; m++) left[m] = same_pair(weights + m * kWeightStride + 2 * pair);
         UNROLL for (int v = 0; v < NV; v++) {
