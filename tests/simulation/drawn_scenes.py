@@ -17,6 +17,8 @@ from tests.simulation.expected import encoded, position_of, rendered
 
 LONG = 12
 """Tokens that an engine writes for a while."""
+MOST_CHOICES = 6
+"""More than there are slots, so that some wait to be submitted."""
 CROWD = 80
 """Clients whose admissions and ends fill what is left of the ledger's segment."""
 MARKED_BLOCKS = 9
@@ -54,6 +56,22 @@ def leaving_at_once(rng: random.Random, arrivals: Sequence[Arrival], at_s: float
             one,
             at_s=round(at_s + rng.uniform(0.001, 0.01), 6),
             leaves_after_s=round(rng.uniform(0.001, 0.03), 6) if rng.random() < 0.5 else None,
+        )
+        for one in arrivals
+    )
+
+
+def leaving_amid_choices(rng: random.Random, arrivals: Sequence[Arrival], at_s: float) -> tuple[Arrival, ...]:
+    """Have clients that want many choices come just after a time, and most of them leave before all are submitted."""
+    return tuple(
+        one
+        if one.is_embedded
+        else attrs.evolve(
+            one,
+            at_s=round(at_s + rng.uniform(0.001, 0.05), 6),
+            num_choices=rng.randint(3, MOST_CHOICES),
+            max_tokens=min(one.max_tokens, LONG),
+            leaves_after_s=round(rng.uniform(0.01, 0.15), 6) if rng.random() < 0.6 else None,
         )
         for one in arrivals
     )

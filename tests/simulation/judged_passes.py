@@ -110,19 +110,23 @@ def computed_is_what_passes_did(evidence: Evidence) -> Iterator[str]:
     """Records count what passes have computed: no more than that, and all of it where no engine was disturbed."""
     passes, is_all = evidence.seen.passes, evidence.keeps_cache and not evidence.metric("num_preemptions_total")
     again_read: Counter[int] = Counter()
+    first_read: dict[int, int] = {}
     for planned in passes.planned:
         for sequence_id, admitted in planned.admitted.items():
+            first_read.setdefault(sequence_id, admitted.num_cached_blocks * BLOCK)
             again_read[sequence_id] += (admitted.num_cached_blocks + 1) * BLOCK  # perhaps and a part of one
     own: dict[str, list[int]] = {}
     for sequence_id, request_id in passes.request_of.items():
         own.setdefault(request_id, []).append(sequence_id)
     for arrival, watched, record in evidence.recorded():
-        of_prompts = again = may_be_read = 0
+        of_prompts = at_first = again = may_be_read = 0
         for place, sequence_id in enumerate(sorted(own.get(arrival.request_id, ()))):
             spans = passes.spans.get(sequence_id, [])
             once = {at for start, end in spans for at in range(start, end)}
             num_prompt_tokens = len(arrival.parts[place // arrival.num_choices].prompt)
             of_prompts += sum(at < num_prompt_tokens for at in once)
+            # the rest was read before, perhaps by the engine that computed the prompt
+            at_first += sum(first_read.get(sequence_id, 0) <= at < num_prompt_tokens for at in once)
             again += sum(end - start for start, end in spans) - len(once)
             may_be_read += again_read[sequence_id]
         name, computed, recomputed = (
@@ -131,7 +135,7 @@ def computed_is_what_passes_did(evidence: Evidence) -> Iterator[str]:
             record.get("recomputed_tokens", 0),
         )
         is_known = is_all and watched.has_finished
-        if computed > of_prompts or (is_known and computed < of_prompts):
+        if computed > of_prompts or (is_known and computed < at_first):
             yield f"{name} has {computed} computed tokens, passes have computed {of_prompts}"
         if recomputed > again + may_be_read or (is_known and recomputed < again):
             yield f"{name} has {recomputed} recomputed tokens, passes have computed {again} again"

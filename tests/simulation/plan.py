@@ -23,6 +23,7 @@ from tests.simulation.drawn_scenes import (
     draw_pushed_out,
     gathered_around,
     growing_together,
+    leaving_amid_choices,
     leaving_amid_prompts,
     leaving_at_once,
     leaving_soon,
@@ -65,7 +66,7 @@ FEW_BLOCKS = 26
 NUM_FAILING = 6
 """Passes that fail one by one while blocks run out."""
 SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.35, 0.04
-SHARE_OF_GROWTH = 0.1
+SHARE_OF_GROWTH, SHARE_OF_CHOICES = 0.1, 0.15
 SHARE_OF_TOOLS, SHARE_OF_THOUGHTS, SHARE_OF_EXPIRIES, SHARE_OF_MARKED = 0.3, 0.2, 0.4, 0.6
 """Of the seeds in which a scene is possible."""
 
@@ -88,7 +89,10 @@ def draw_plan(seed: int) -> Plan:
     arrivals = draw_arrivals(rng, mix)
     faults = draw_faults(rng, aim, setup, arrivals)
     scenes = random.Random(f"scenes {seed}")
+    as_drawn = arrivals
     setup, arrivals, faults = _with_scenes(scenes, setup, arrivals, faults)
+    if arrivals is as_drawn:
+        setup, arrivals, faults = _with_held_choices(random.Random(f"choices {seed}"), setup, arrivals, faults)
     in_between = _draw_in_between(scenes, setup, arrivals, faults)
     is_kept = any(arrival.is_kept for arrival in in_between)  # until the end, when it is counted
     afterwards = draw_afterwards(rng, eos_token_ids, 0 if is_kept else num_together(setup, faults), in_between)
@@ -118,7 +122,9 @@ def _with_scenes(
             return setup, leaving_soon(rng, arrivals), (*faults, slow[0])
         if which < 0.6:
             engine = {**setup.engine, "num_blocks": FEW_BLOCKS, "max_num_batched_tokens": 64, "prefill_local_tokens": 0}
-            return attrs.evolve(setup, engine=engine), pushing_out(rng, arrivals, max_model_len), (*faults, slow[0])
+            setup, arrivals = attrs.evolve(setup, engine=engine), pushing_out(rng, arrivals, max_model_len)
+            # with some copies so slow that the next blocks are gone when they are over
+            return setup, arrivals, (*faults, slow[0], attrs.evolve(slow[1], kind="slow copies"))
         setup = attrs.evolve(setup, engine={**setup.engine, "max_num_batched_tokens": 16, "prefill_local_tokens": 0})
         return setup, leaving_amid_prompts(rng, arrivals, max_model_len), (*faults, *slow)
     if setup.num_engines == 1 and faults and rng.random() < SHARE_OF_GROWTH:
@@ -149,6 +155,17 @@ def _with_scenes(
     elif rng.random() < SHARE_OF_THOUGHTS:
         arrivals = amid_reasoning(rng, arrivals, setup.engine["max_model_len"])
     return setup, arrivals, faults
+
+
+def _with_held_choices(
+    rng: random.Random, setup: Setup, arrivals: tuple[Arrival, ...], faults: tuple[Fault, ...]
+) -> tuple[Setup, tuple[Arrival, ...], tuple[Fault, ...]]:
+    """Have an engine take nothing for a while, so that clients leave of whose choices some wait to be submitted."""
+    if setup.num_engines > 1 or not faults or rng.random() >= SHARE_OF_CHOICES:
+        return setup, arrivals, faults
+    held = Fault(len(faults), "hold wire", 0.05, lasts_s=0.05)
+    setup = attrs.evolve(setup, engine={**setup.engine, "submit_slots": 2})
+    return setup, leaving_amid_choices(rng, arrivals, held.at_s), (*faults, held)
 
 
 def _draw_in_between(

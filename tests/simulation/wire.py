@@ -2,8 +2,8 @@
 
     host ══ Wire ══ engine      two `WireEnd`s; each direction is a `Lane`
 
-A wire can be held (nothing arrives, nothing is closed: a partition), cut after any number of bytes, or made to repeat
-or to lose whole frames.
+A wire can be held (nothing arrives, nothing is closed: a partition; after the first bytes no more can be sent), cut
+after any number of bytes, or made to repeat or to lose whole frames.
 """
 
 from __future__ import annotations
@@ -139,6 +139,8 @@ class WireEnd(trio.abc.Stream):
 
     async def send_all(self, data: Any) -> None:
         await trio.lowlevel.checkpoint()
+        while self.wire.is_held and self.sending.waiting and not (self.is_closed or self.sending.is_closed):
+            await self.sending.wait()  # what nobody takes fills the way
         if self.is_closed:
             raise trio.ClosedResourceError
         if self.sending.is_closed:
