@@ -21,6 +21,8 @@ MOST_CHOICES = 6
 """More than there are slots, so that some wait to be submitted."""
 CROWD = 80
 """Clients whose admissions and ends fill what is left of the ledger's segment."""
+IN_TURN, MIDDLING = 12, 9 * BLOCK
+"""Clients of a scene, and the tokens of their prompts."""
 MARKED_BLOCKS = 9
 SMALL_FILLER_BLOCKS = 5
 """As many as are not pinned, even if all are that may be."""
@@ -120,6 +122,16 @@ def pushing_out(rng: random.Random, arrivals: Sequence[Arrival], max_model_len: 
         else one
         for number, one in enumerate(arrivals)
     )
+
+
+def coming_in_turn(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:
+    """Have others come before all, one soon after the other, with prompts of which a few fit on a small device."""
+    first = [
+        Arrival(0, round(i * rng.uniform(0.01, 0.04), 6), rng.choice(TENANTS), draw_ids(rng, MIDDLING), 3)
+        for i in range(IN_TURN)
+    ]
+    later = [attrs.evolve(one, at_s=round(one.at_s + 0.1, 6)) for one in arrivals]
+    return tuple(attrs.evolve(one, number=number) for number, one in enumerate((*first, *later)))
 
 
 def growing_together(rng: random.Random, arrivals: Sequence[Arrival]) -> tuple[Arrival, ...]:

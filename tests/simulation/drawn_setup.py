@@ -16,6 +16,8 @@ NEARLY_FULL = 30_000
 """...such as these, which leave room for a few requests..."""
 HALF_FULL = 12_000
 """...or these, for as many as do not allow for their ends, and for no spare segment yet."""
+WAITING_TOKENS = (16, 28, 40)
+"""Prompt tokens of some of a crowd."""
 CROWDED_BLOCKS = 26
 """Blocks that two sequences of a crowd need."""
 QUOTA_BLOCKS = 12
@@ -116,3 +118,10 @@ def draw_setup(rng: random.Random, message: str) -> Setup:
         segment_bytes=rng.choice((SMALL_SEGMENT, 1 << 18)),
         ledger_padding=rng.choice((0, 27_000, NEARLY_FULL)),
     )
+
+
+def with_waiting_tokens(rng: random.Random, setup: Setup) -> Setup:
+    """Limit the prompt tokens that may wait where the number of requests is limited, now and then."""
+    if not setup.engine["max_waiting_requests"] or rng.random() < 0.5:
+        return setup
+    return attrs.evolve(setup, engine={**setup.engine, "max_waiting_tokens": rng.choice(WAITING_TOKENS)})

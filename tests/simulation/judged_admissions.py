@@ -78,17 +78,27 @@ def waiting_is_limited(evidence: Evidence) -> Iterator[str]:
         return
     if any(is_afterwards(arrival) and arrival.is_batch and not arrival.at_s for arrival, _ in evidence.requests()):
         return  # lines of batches that fill it return to the queue
-    of_tenant = math.ceil(limit * evidence.engine["max_waiting_share"])
+    share = evidence.engine["max_waiting_share"]
+    of_tenant = math.ceil(limit * share)
+    tokens = evidence.engine.get("max_waiting_tokens") or math.inf
+    tokens_of_tenant = math.ceil(tokens * share) if tokens < math.inf else tokens
     waited: Counter[str] = Counter()
+    waited_tokens: Counter[str] = Counter()
     turned_away: list[Arrival] = []
     for arrival, watched in evidence.requests():
         if is_afterwards(arrival) and arrival.at_s == TOGETHER_S:
             if watched.has_finished:
                 waited[arrival.tenant] += 1
+                waited_tokens[arrival.tenant] += arrival.num_prompt_tokens
             else:
                 turned_away.append(arrival)
     if waited.total() > limit or max(waited.values(), default=0) > of_tenant:
         yield f"{dict(waited)} have waited; {limit} may, and {of_tenant} of each tenant"
+    if waited_tokens.total() > tokens or max(waited_tokens.values(), default=0) > tokens_of_tenant:
+        yield f"{dict(waited_tokens)} tokens have waited; {tokens} may, and {tokens_of_tenant} of each tenant"
     for arrival in turned_away:
-        if waited.total() < limit and waited[arrival.tenant] < of_tenant:
+        size = arrival.num_prompt_tokens
+        is_number = waited.total() >= limit or waited[arrival.tenant] >= of_tenant
+        are_tokens = waited_tokens.total() + size > tokens or waited_tokens[arrival.tenant] + size > tokens_of_tenant
+        if not (is_number or are_tokens):
             yield f"{arrival.request_id} was turned away, and {dict(waited)} have waited, of {limit}"

@@ -64,6 +64,7 @@ HISTOGRAMS: dict[str, Value] = {
     "request_cached_tokens": _if_admitted(_tokens("cached_tokens")),
     "request_generation_tokens": _if_admitted(_tokens("completion_tokens")),
     "request_cache_hit_ratio": _if_admitted(lambda record: record["cached_tokens"] / record["prompt_tokens"]),
+    "request_prefill_seconds": _since("admitted_at", "first_token_at"),
     "request_queue_seconds": _since("received_at", "admitted_at"),
     "time_to_first_token_seconds": _since("received_at", "first_token_at"),
     "request_decode_seconds": _since("first_token_at", "closed_at"),

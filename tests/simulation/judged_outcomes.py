@@ -51,6 +51,8 @@ def record_says_whose(evidence: Evidence) -> Iterator[str]:
             "model": arrival.adapter or "demo",
             "adapter": evidence.digest_of(arrival) or None,
             "idempotency_key": arrival.idempotency_key or None,
+            "idempotency_digest": f"{arrival.tenant} {arrival.idempotency_key}" if arrival.idempotency_key else None,
+            "parent": "demo" if arrival.adapter else None,
             "seed": arrival.seed - (1 << 64) if arrival.seed >> 63 else arrival.seed,
         }
         if arrival.is_embedded:
@@ -117,14 +119,19 @@ def _is_told_why(evidence: Evidence, arrival: Arrival, outcome: str, kind: str) 
 
 
 def _is_turned_away(evidence: Evidence, arrival: Arrival, watched: Watched) -> bool:
-    """Whether a request had so many others beside it that it might not wait."""
-    limit = evidence.engine["max_waiting_requests"] * evidence.engine["max_waiting_share"]
-    beside = sum(
-        other.num_outputs
+    """Whether a request had so many others, or such long ones, beside it that it might not wait."""
+    engine, share = evidence.engine, evidence.engine["max_waiting_share"]
+    limit, tokens = engine["max_waiting_requests"] * share, engine.get("max_waiting_tokens", 0) * share
+    beside = [
+        other
         for other, others in evidence.requests()
         if others.opened_at <= watched.ended_at and others.ended_at >= watched.opened_at
-    )
-    return bool(limit) and beside > limit
+    ]
+    if watched.pieces and not arrival.further:
+        return False  # who was served once may wait as long as it takes
+    are_many = sum(other.num_outputs for other in beside) > limit
+    have_many = sum(other.num_prompt_tokens * other.num_choices for other in beside) > tokens
+    return bool((limit and are_many) or (tokens and have_many))
 
 
 def _may_fail(evidence: Evidence, arrival: Arrival, watched: Watched) -> bool:

@@ -102,5 +102,32 @@ def explained(prompt: ExplainedPrompt) -> Explained:
     )
 
 
+def statistics_of(runtime: Runtime) -> dict[str, int]:
+    """Return the statistics that are logged, by what they count."""
+    stats = runtime.entry_store.stats
+    return {
+        "requests": stats.total_requests,
+        "hits": stats.hit_requests,
+        "prompt_tokens": stats.total_prompt_tokens,
+        "cached_tokens": stats.total_cached_tokens,
+        "host_tokens": stats.total_host_tokens,
+        "disk_tokens": stats.total_disk_tokens,
+        "remote_tokens": stats.total_remote_tokens,
+    }
+
+
+def cache_rows_of(runtime: Runtime) -> dict[tuple[str, str], dict[str, int]]:
+    """Return how each tenant has used the cache under each model name."""
+    return {
+        (figures.tenant or "", figures.model or ""): {
+            "requests": figures.num_requests,
+            "hits": figures.num_hits,
+            "prompt_tokens": figures.prompt_tokens,
+            "cached_tokens": figures.cached_tokens,
+        }
+        for figures in runtime.desk.cache.figures()
+    }
+
+
 def hosts_of(runtime: Runtime) -> Mapping[int, SimulatedHost]:
     return {number: host for number, host in runtime.hosts.items() if isinstance(host, SimulatedHost)}

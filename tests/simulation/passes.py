@@ -1,7 +1,8 @@
 """What passes an engine has planned and done, as plain data: noted by `tap.py`, judged by `judged_passes.py`.
 
-Of a run's messages these are five: of which request a sequence is (`Track`), when it was submitted (`Submit`), who gets
-blocks (`Granted`), what a pass is to compute (`StepPlan`), and what it has computed (`StepDone`).
+Of a run's messages these are six: of which request a sequence is (`Track`), when it was submitted (`Submit`), who gets
+blocks (`Granted`), what a pass is to compute (`StepPlan`), what it has computed (`StepDone`), and what is told of that
+(`StepReport`).
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Grant:
     """...of which these are new to the engine."""
     num_spare_blocks: int
     """Those that are free then, or would be if pins gave way."""
+    num_preempted: int
+    """Sequences that have lost theirs."""
 
 
 @attrs.define(eq=False)
@@ -79,10 +82,26 @@ class Passes:
     """By sequence."""
     turn_of: dict[int, int] = attrs.field(factory=dict)
     """When a sequence was submitted last: numbers that rise."""
+    reports: set[tuple[int, int, int]] = attrs.field(factory=set)
+    """Those of engines' steps: the engine, which of its processes, and a number."""
+    token_times: dict[int, list[float]] = attrs.field(factory=dict)
+    """When each token of a sequence was told."""
     _num_submits: int = 0
 
+    def sequences_of(self, request_id: str) -> list[int]:
+        """Return the sequences of a request, in the order of its outputs."""
+        return sorted(sequence_id for sequence_id, name in self.request_of.items() if name == request_id)
+
+    def note_report(self, at: float, report: Any) -> None:
+        """Note what an engine tells of a step."""
+        which = report.engine_id, report.incarnation, report.number
+        if which not in self.reports:  # several actors are told
+            self.reports.add(which)
+            for sequence_id in report.token_sequence_ids:
+                self.token_times.setdefault(sequence_id, []).append(at)
+
     def note(self, channel: int, kind: str, message: Any) -> None:
-        """Note a message that is sent on a channel, by its number, if it is one of these."""
+        """Note a message that is sent on a channel, by its number, if it is one of the others."""
         if kind == "StepDone":
             for sequence_id, start, end in zip(message.row_ids, message.row_starts, message.row_ends, strict=True):
                 if end > start:
@@ -95,7 +114,8 @@ class Passes:
             self.planned.append(PlannedPass(channel, tuple(going_on), tuple(chunks), admitted, new_blocks))
         elif kind == "Granted":
             num_spare_blocks = message.num_free_blocks + message.num_pinned_blocks
-            self.grants.append(Grant(len(message.sequence_ids), tuple(message.admitted_ids), num_spare_blocks))
+            num_preempted, admitted_ids = len(message.preempted_ids), tuple(message.admitted_ids)
+            self.grants.append(Grant(len(message.sequence_ids), admitted_ids, num_spare_blocks, num_preempted))
         elif kind == "Submit":
             self._num_submits += 1
             self.turn_of[message.sequence_id] = self._num_submits

@@ -17,6 +17,7 @@ from tests.simulation.drawn_arrivals import Mix, draw_afterwards, draw_arrivals
 from tests.simulation.drawn_faults import Fault, draw_faults
 from tests.simulation.drawn_scenes import (
     CROWD,
+    coming_in_turn,
     crowding,
     draw_expiry,
     draw_marked,
@@ -29,7 +30,7 @@ from tests.simulation.drawn_scenes import (
     leaving_soon,
     pushing_out,
 )
-from tests.simulation.drawn_setup import HALF_FULL, NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup
+from tests.simulation.drawn_setup import HALF_FULL, NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup, with_waiting_tokens
 from tests.simulation.drawn_tools import BLOCKS_WITH_TOOLS, LEN_WITH_TOOLS, amid_reasoning, with_tools
 
 
@@ -76,7 +77,7 @@ def draw_plan(seed: int) -> Plan:
     rng = random.Random(seed)
     aim = aim_of(seed, rng)
     message = rng.choice(("", "Moved")) if aim is None else aim.point.message
-    setup = draw_setup(rng, message)
+    setup = with_waiting_tokens(random.Random(f"waiting {seed}"), draw_setup(rng, message))
     eos_token_ids = tuple(setup.engine["eos_token_ids"])
     mix = Mix(
         setup.engine["max_model_len"],
@@ -121,10 +122,16 @@ def _with_scenes(
         if which < 0.3:
             return setup, leaving_soon(rng, arrivals), (*faults, slow[0])
         if which < 0.6:
-            engine = {**setup.engine, "num_blocks": FEW_BLOCKS, "max_num_batched_tokens": 64, "prefill_local_tokens": 0}
-            setup, arrivals = attrs.evolve(setup, engine=engine), pushing_out(rng, arrivals, max_model_len)
-            # with some copies so slow that the next blocks are gone when they are over
-            return setup, arrivals, (*faults, slow[0], attrs.evolve(slow[1], kind="slow copies"))
+            engine = {**setup.engine, "num_blocks": FEW_BLOCKS, "prefill_local_tokens": 0}
+            if rng.random() < 0.4:
+                engine["max_num_batched_tokens"] = 64
+                arrivals = pushing_out(rng, arrivals, max_model_len)
+                return attrs.evolve(setup, engine=engine), arrivals, (*faults, slow[0])
+            # prompts in several passes, the last blocks of which are gone when the first ones were copied
+            engine["max_num_batched_tokens"] = 16
+            arrivals = coming_in_turn(rng, arrivals)
+            copies = attrs.evolve(slow[0], kind="slow copies", amount=rng.choice((8, 20)))
+            return attrs.evolve(setup, engine=engine), arrivals, (*faults, copies)
         setup = attrs.evolve(setup, engine={**setup.engine, "max_num_batched_tokens": 16, "prefill_local_tokens": 0})
         return setup, leaving_amid_prompts(rng, arrivals, max_model_len), (*faults, *slow)
     if setup.num_engines == 1 and faults and rng.random() < SHARE_OF_GROWTH:

@@ -151,6 +151,10 @@ class Seen:
     ledger: bytes = b""
     num_segments: int = 0
     metrics: str = ""
+    statistics: dict[str, int] = attrs.field(factory=dict)
+    """Of the cache, as they are logged..."""
+    cache_rows: dict[tuple[str, str], dict[str, int]] = attrs.field(factory=dict)
+    """...and as they are shown of each tenant and model."""
     leftovers: dict[str, int] = attrs.field(factory=dict)
     """What is still held, by what it is; empty if nothing is."""
     adapters: dict[str, str] = attrs.field(factory=dict)

@@ -152,6 +152,8 @@ class Tap:
             raise EndlessRun(f"{MOST_MESSAGES} messages in {self.now():g} s")
         self._digest.update(f"{self.now():.9f} {number} {actor} {kind} ".encode() + body)
         self.passes.note(number, kind, item)
+        if kind == "StepReport":
+            self.passes.note_report(self.now(), item)
         if kind == "EngineDied":
             self.death_times.append(self.now())
         if not actor:
@@ -162,8 +164,10 @@ class Tap:
         self._pass(actor, kind, "sent")
 
     def deliver_now(self, channel: Any, item: Any, deliver: Callable[[Any, Any], bool]) -> bool:
+        if (kind := type(item).__name__) == "StepReport":
+            self.passes.note_report(self.now(), item)
         if actor := self._actor():
-            self._pass(actor, type(item).__name__, "sends")
+            self._pass(actor, kind, "sends")
         return deliver(channel, item)
 
     async def receive_all(

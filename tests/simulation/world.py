@@ -42,7 +42,7 @@ from tests.simulation.engine_host import SimulatedHost
 from tests.simulation.expected import encoded
 from tests.simulation.expected_thoughts import END_OF_THOUGHT
 from tests.simulation.fake_grammars import Checks, MaskFaults, Masks
-from tests.simulation.leftovers import explained, hosts_of, leftovers_of
+from tests.simulation.leftovers import cache_rows_of, explained, hosts_of, leftovers_of, statistics_of
 from tests.simulation.memory_bucket import URL, BucketDials, stood_in_for_buckets
 from tests.simulation.memory_ledger import MemoryStorage, open_journal
 from tests.simulation.plan import Plan
@@ -155,6 +155,7 @@ class _World:
                 self._seen.virtual_s = self._now()
                 self._seen.engines_left = tuple(engine.engine_id for engine in runtime.desk.pool)
                 self._seen.metrics = runtime.metrics.render().decode()
+                self._seen.statistics, self._seen.cache_rows = statistics_of(runtime), cache_rows_of(runtime)
                 for arrival in plan.all_arrivals:
                     if (explanation := runtime.desk.explain(arrival.request_id, None)) is not None:
                         self._seen.explained[arrival.number] = tuple(map(explained, explanation.prompts))
