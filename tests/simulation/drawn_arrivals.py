@@ -227,7 +227,16 @@ def _draw_found_again(rng: random.Random, tenant: str, stranger: str, eos_token_
     further = prompt + answer_to(first, eos_token_ids).token_ids + draw_ids(rng, rng.randint(1, BLOCK))
     goes_on = attrs.evolve(again, prompt=further, max_tokens=2)
     in_a_list = attrs.evolve(again, prompt=draw_ids(rng, 3 * BLOCK), further=(further, prompt))
-    return [first, again, attrs.evolve(again, tenant=stranger), goes_on, in_a_list]
+    # two that leave the conversation within its last whole block, of which the later one has more of that in common
+    last = len(further[:-1]) // BLOCK * BLOCK - BLOCK
+    near, far = (attrs.evolve(again, prompt=_leaving(rng, further, last + shared)) for shared in (1, BLOCK - 1))
+    return [first, again, attrs.evolve(again, tenant=stranger), goes_on, in_a_list, near, far]
+
+
+def _leaving(rng: random.Random, ids: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """Return the first tokens of these, and then others, which fill a block."""
+    other = FIRST_ID + (ids[at] - FIRST_ID + rng.randrange(1, NUM_IDS)) % NUM_IDS
+    return (*ids[:at], other, *draw_ids(rng, BLOCK))
 
 
 def _draw_with_everything(rng: random.Random, tenant: str, eos_token_ids: tuple[int, ...]) -> Arrival:

@@ -174,21 +174,47 @@ def draw_marked(rng: random.Random, num_blocks: int) -> list[Arrival]:
     """
     if num_blocks > EASILY_FILLED:
         return []
+    first, *tenants = rng.sample(TENANTS, len(TENANTS))
+    marked = _draw_chat_to_keep(rng, first, is_long=rng.random() < 0.5)
+    others = [attrs.evolve(marked, tenant=tenant) for tenant in tenants[: num_blocks // 2 // MARKED_BLOCKS]]
+    return [marked, *others, *_draw_fillers(rng, marked.tenant, num_blocks), attrs.evolve(marked, is_kept=True)]
+
+
+def draw_marked_again(rng: random.Random, num_blocks: int) -> list[Arrival]:
+    """Draw a chat that is marked, and used or marked again, so that it is kept beyond five minutes; and that it is.
+
+    Nothing on large devices.
+    """
+    if num_blocks > EASILY_FILLED:
+        return []
+    is_long = rng.random() < 0.5
+    marked = _draw_chat_to_keep(rng, rng.choice(TENANTS), is_long=is_long)
+    if is_long:
+        again = attrs.evolve(marked, marks=(attrs.evolve(marked.marks[0], is_long=False),))
+        wait_s = EXPIRY_S
+    else:
+        again = attrs.evolve(marked, marks=(), mark_positions=(), at_s=0.6 * EXPIRY_S)
+        wait_s = 0.5 * EXPIRY_S
+    fillers = _draw_fillers(rng, marked.tenant, num_blocks)
+    fillers[0] = attrs.evolve(fillers[0], at_s=wait_s)
+    return [marked, again, *fillers, attrs.evolve(marked, is_kept=True)]
+
+
+def _draw_chat_to_keep(rng: random.Random, tenant: str, *, is_long: bool) -> Arrival:
     content = ""
     while len(encoded(rendered((content,)))) < MARKED_BLOCKS * BLOCK + BLOCK:
         content += rng.choice(string.ascii_lowercase)
-    mark = Mark(0, len(content), is_long=rng.random() < 0.5)
+    mark = Mark(0, len(content), is_long=is_long)
     prompt, position = encoded(rendered((content,))), position_of((content,), 0, len(content))
-    tenants = rng.sample(TENANTS, len(TENANTS))
-    marked = [
-        Arrival(0, 0.0, tenant, prompt, 1, chat=(content,), marks=(mark,), mark_positions=(position,))
-        for tenant in tenants[: 1 + num_blocks // 2 // MARKED_BLOCKS]
-    ]
-    fillers = [
-        Arrival(0, 0.0, marked[0].tenant, draw_ids(rng, SMALL_FILLER_BLOCKS * BLOCK + 1), 1)
+    return Arrival(0, 0.0, tenant, prompt, 1, chat=(content,), marks=(mark,), mark_positions=(position,))
+
+
+def _draw_fillers(rng: random.Random, tenant: str, num_blocks: int) -> list[Arrival]:
+    """Draw prompts that push all off the device that is not pinned."""
+    return [
+        Arrival(0, 0.0, tenant, draw_ids(rng, SMALL_FILLER_BLOCKS * BLOCK + 1), 1)
         for _ in range(-(-num_blocks // SMALL_FILLER_BLOCKS))
     ]
-    return [*marked, *fillers, attrs.evolve(marked[0], is_kept=True)]
 
 
 def draw_pushed_out(rng: random.Random, num_blocks: int) -> list[Arrival]:

@@ -78,6 +78,8 @@ def _has_a_reason(evidence: Evidence, part: Arrival, prompt: Explained) -> Itera
         strangers = [other for other in others if evidence.domain(other) != evidence.domain(part)]
         if cached or not any(_begin_alike(part, ids) for other in strangers for ids in evidence.computed(other)):
             yield f"{name} has {cached} tokens cached, and is said to have others' prompt"
+    if reason == "diverged" and token < (least := _shared_at_least(evidence, part)):
+        yield f"{name} is said to diverge at token {token}, and has {least} in common with what is there"
     if prompt.diverged_from is None:
         return
     same = [other for other in evidence.seen.plan.all_arrivals if other.request_id == prompt.diverged_from]
@@ -87,6 +89,25 @@ def _has_a_reason(evidence: Evidence, part: Arrival, prompt: Explained) -> Itera
         places = {min(common(part.prompt, ids), cached + BLOCK) for ids in evidence.computed(same[0])}
         if token not in places:
             yield f"{name} is said to diverge at token {token} from {prompt.diverged_from}, and does at {places}"
+
+
+def _shared_at_least(evidence: Evidence, part: Arrival) -> int:
+    """Return how many tokens a prompt has in common with what an engine that is alone must still have.
+
+    That is everything that is asked afterwards, one by one, as long as it has room for all of that.
+    """
+    if not is_afterwards(part) or len(evidence.seen.engines_left) != 1:
+        return 0
+    watched, shared, num_blocks = evidence.seen.watched[part.number], 0, len(part.prompt) // BLOCK + 1
+    for other, others in evidence.requests():
+        if not is_afterwards(other) or others.ended_at + PROMPTLY_S / 4 > watched.opened_at:
+            continue
+        num_blocks += sum(len(ids) // BLOCK + 1 for ids in evidence.computed(other))
+        is_there = others.has_finished and not other.further and others.opened_at > evidence.last_reset(watched)
+        if is_there and evidence.domain(other) == evidence.domain(part):
+            whole = (ids[: len(ids) // BLOCK * BLOCK] for ids in evidence.sequences(other))
+            shared = max(shared, *(common(part.prompt, ids) for ids in whole))
+    return shared if num_blocks < evidence.engine["num_blocks"] * (1 - evidence.engine["watermark"]) else 0
 
 
 def _begin_alike(part: Arrival, ids: tuple[int, ...]) -> bool:

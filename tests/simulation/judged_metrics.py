@@ -119,6 +119,23 @@ def histograms_agree(evidence: Evidence) -> Iterator[str]:
                     yield f"{name} has {found:g} values up to {bound}, the records {most}"
 
 
+def longest_outputs_agree(evidence: Evidence) -> Iterator[str]:
+    """Of each request that was admitted, the tokens of its longest choice are observed."""
+    if sum(point.actor == "accountant" for point in evidence.seen.crashed) >= 2:
+        return
+    count = least = most = 0
+    for arrival, watched, record in evidence.recorded():
+        if record.get("prompt_tokens"):
+            given, num = record.get("completion_tokens", 0), arrival.num_outputs
+            longest = max(evidence.answer(arrival, output).num_tokens for output in range(num))
+            count += 1
+            least += longest if watched.has_finished else -(-given // num)
+            most += longest if watched.has_finished else min(given, longest)
+    found, total = (evidence.metric(f"request_max_num_generation_tokens_{what}") for what in ("count", "sum"))
+    if found != count or not least <= total <= most:
+        yield f"the longest outputs of {found:g} requests have {total:g} tokens, those of {count} {least} to {most}"
+
+
 def gauges_are_at_rest(evidence: Evidence) -> Iterator[str]:
     """In the end nothing runs or waits, no block is in use, and there are as many as the engines have."""
     for name in ("open_accounts", "num_requests_running", "num_requests_waiting"):

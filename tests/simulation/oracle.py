@@ -60,6 +60,7 @@ RULES: dict[str, Rule] = {
         judged_passes.computed_is_what_passes_did,
         judged_metrics.counters_agree,
         judged_metrics.histograms_agree,
+        judged_metrics.longest_outputs_agree,
         judged_metrics.gauges_are_at_rest,
         judged_counts.steps_are_counted,
         judged_counts.gaps_are_timed,

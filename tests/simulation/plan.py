@@ -21,6 +21,7 @@ from tests.simulation.drawn_scenes import (
     crowding,
     draw_expiry,
     draw_marked,
+    draw_marked_again,
     draw_pushed_out,
     gathered_around,
     growing_together,
@@ -68,7 +69,8 @@ NUM_FAILING = 6
 """Passes that fail one by one while blocks run out."""
 SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.35, 0.04
 SHARE_OF_GROWTH, SHARE_OF_CHOICES = 0.1, 0.15
-SHARE_OF_TOOLS, SHARE_OF_THOUGHTS, SHARE_OF_EXPIRIES, SHARE_OF_MARKED = 0.3, 0.2, 0.4, 0.6
+SHARE_OF_TOOLS, SHARE_OF_THOUGHTS = 0.3, 0.2
+SHARE_OF_EXPIRIES, SHARE_OF_MARKED, SHARE_OF_MARKED_AGAIN = 0.4, 0.6, 0.2
 """Of the seeds in which a scene is possible."""
 
 
@@ -184,7 +186,8 @@ def _draw_in_between(
     if setup.host_blocks:
         return draw_pushed_out(rng, setup.engine["num_blocks"])
     if rng.random() < SHARE_OF_MARKED:
-        return draw_marked(rng, setup.engine["num_blocks"])
+        draw = draw_marked_again if rng.random() < SHARE_OF_MARKED_AGAIN else draw_marked
+        return draw(rng, setup.engine["num_blocks"])
     if any(arrival.marks for arrival in arrivals) and rng.random() < SHARE_OF_EXPIRIES:
         return [draw_expiry(rng)]
     return []
