@@ -17,6 +17,10 @@ EPSILON_S = 1e-6
 TOGETHER_S = 0.1
 """Of admissions by different engines that are closer, either may be heard of first."""
 OF_REMOVED = "The engine of this request was removed."
+MODES = ("finish", "hand over", "move")
+"""What becomes of an engine's requests when it is drained, by the amount of the fault."""
+HARMLESS = frozenset({"drain engine", "repeat report", "clock step", "lose mask"})
+"""Faults that move no request, but for a drain."""
 DISK_FAULTS = ("disk full", "writes fail", "short writes", "syncs fail")
 
 
@@ -189,3 +193,25 @@ def drained_engine_gets_nothing(evidence: Evidence) -> Iterator[str]:
         for arrival, watched, record in evidence.recorded():
             if watched.opened_at > fault.began_s and record.get("engine") == drained:
                 yield f"{arrival.request_id} came after engine {drained} was to end, and was admitted there"
+
+
+def drains_keep_their_time(evidence: Evidence) -> Iterator[str]:
+    """An engine that is drained to finish its requests keeps them until its time is up, and no longer."""
+    seen = evidence.seen
+    drains = [fault for fault in seen.happened if fault.kind == "drain engine"]
+    if len(drains) != 1 or seen.num_engine_deaths or evidence.engine.get("has_peers") or evidence.resumes_nothing:
+        return
+    (drawn,) = (fault for fault in seen.plan.faults if fault.number == drains[0].number)
+    if seen.crashed or any(fault.kind not in HARMLESS for fault in seen.happened):
+        return
+    mode = MODES[drawn.amount % len(MODES)]
+    until_s = drains[0].began_s + (drawn.lasts_s if mode == "finish" else 0.0)
+    for arrival, watched, record in evidence.recorded():
+        if record.get("engine") != drawn.engine:
+            continue
+        over_s = max((piece.at for piece in watched.pieces), default=0.0)
+        if record.get("decode_engine") is not None and over_s < until_s - EPSILON_S:
+            yield f"{arrival.request_id} left engine {drawn.engine} before {over_s:g} s, which had until {until_s:g} s"
+        went_on = watched.has_finished and record.get("decode_engine") is None and not arrival.further
+        if went_on and arrival.num_choices == 1 and not arrival.read_pause_s and over_s > until_s + AT_ONCE_S:
+            yield f"{arrival.request_id} was on engine {drawn.engine} until {over_s:g} s, which had until {until_s:g} s"

@@ -35,6 +35,7 @@ RULES: dict[str, Rule] = {
         judged_outcomes.outcome_has_a_reason,
         judged_outcomes.deadlines_hold,
         judged_outcomes.drained_engine_gets_nothing,
+        judged_outcomes.drains_keep_their_time,
         judged_faults.fault_is_told,
         judged_faults.incarnations_are_told,
         judged_faults.room_is_kept,

@@ -68,7 +68,7 @@ FEW_BLOCKS = 26
 NUM_FAILING = 6
 """Passes that fail one by one while blocks run out."""
 SHARE_OF_DRAINS, SHARE_OF_SLOTS, SHARE_OF_FETCHES, SHARE_OF_FULL_DISKS = 0.5, 0.08, 0.35, 0.04
-SHARE_OF_GROWTH, SHARE_OF_CHOICES = 0.1, 0.15
+SHARE_OF_GROWTH, SHARE_OF_CHOICES, SHARE_OF_QUIET_DRAINS = 0.1, 0.15, 0.9
 SHARE_OF_TOOLS, SHARE_OF_THOUGHTS = 0.3, 0.2
 SHARE_OF_EXPIRIES, SHARE_OF_MARKED, SHARE_OF_MARKED_AGAIN = 0.4, 0.6, 0.2
 """Of the seeds in which a scene is possible."""
@@ -94,7 +94,9 @@ def draw_plan(seed: int) -> Plan:
     scenes = random.Random(f"scenes {seed}")
     as_drawn = arrivals
     setup, arrivals, faults = _with_scenes(scenes, setup, arrivals, faults)
-    if arrivals is as_drawn:
+    if not faults:
+        arrivals, faults = _with_quiet_drain(random.Random(f"drain {seed}"), setup, arrivals)
+    elif arrivals is as_drawn:
         setup, arrivals, faults = _with_held_choices(random.Random(f"choices {seed}"), setup, arrivals, faults)
     in_between = _draw_in_between(scenes, setup, arrivals, faults)
     is_kept = any(arrival.is_kept for arrival in in_between)  # until the end, when it is counted
@@ -164,6 +166,17 @@ def _with_scenes(
     elif rng.random() < SHARE_OF_THOUGHTS:
         arrivals = amid_reasoning(rng, arrivals, setup.engine["max_model_len"])
     return setup, arrivals, faults
+
+
+def _with_quiet_drain(
+    rng: random.Random, setup: Setup, arrivals: tuple[Arrival, ...]
+) -> tuple[tuple[Arrival, ...], tuple[Fault, ...]]:
+    """Drain an engine while all else is quiet."""
+    if setup.num_engines == 1 or "has_peers" in setup.engine or rng.random() >= SHARE_OF_QUIET_DRAINS:
+        return arrivals, ()
+    amount, lasts_s = rng.choice((ENDS_ITS_OWN, ENDS_ITS_OWN, 1, 2)), rng.choice((0.05, 0.1))
+    drain = Fault(0, "drain engine", 0.1, lasts_s, rng.randrange(setup.num_engines), amount)
+    return gathered_around(rng, arrivals, drain.at_s, setup.engine["max_model_len"]), (drain,)
 
 
 def _with_held_choices(
