@@ -199,7 +199,7 @@ def drains_keep_their_time(evidence: Evidence) -> Iterator[str]:
     """An engine that is drained to finish its requests keeps them until its time is up, and no longer."""
     seen = evidence.seen
     drains = [fault for fault in seen.happened if fault.kind == "drain engine"]
-    if len(drains) != 1 or seen.num_engine_deaths or evidence.engine.get("has_peers") or evidence.resumes_nothing:
+    if len(drains) != 1 or seen.num_engine_deaths or evidence.engine.get("has_peers"):
         return
     (drawn,) = (fault for fault in seen.plan.faults if fault.number == drains[0].number)
     if seen.crashed or any(fault.kind not in HARMLESS for fault in seen.happened):
@@ -209,9 +209,13 @@ def drains_keep_their_time(evidence: Evidence) -> Iterator[str]:
     for arrival, watched, record in evidence.recorded():
         if record.get("engine") != drawn.engine:
             continue
+        own = seen.passes.sequences_of(arrival.request_id)
+        left_s = [seen.passes.resumed_at[i] for i in own if i in seen.passes.resumed_at]
+        left_s += [end.at for end in watched.ends if end.error == ("overloaded", OF_REMOVED)]
+        if left_s and min(left_s) < until_s - EPSILON_S:
+            name = arrival.request_id
+            yield f"{name} left engine {drawn.engine} at {min(left_s):g} s, which had until {until_s:g} s"
         over_s = max((piece.at for piece in watched.pieces), default=0.0)
-        if record.get("decode_engine") is not None and over_s < until_s - EPSILON_S:
-            yield f"{arrival.request_id} left engine {drawn.engine} before {over_s:g} s, which had until {until_s:g} s"
-        went_on = watched.has_finished and record.get("decode_engine") is None and not arrival.further
-        if went_on and arrival.num_choices == 1 and not arrival.read_pause_s and over_s > until_s + AT_ONCE_S:
+        went_on = watched.has_finished and not left_s and not arrival.read_pause_s and not arrival.further
+        if went_on and over_s > until_s + AT_ONCE_S:
             yield f"{arrival.request_id} was on engine {drawn.engine} until {over_s:g} s, which had until {until_s:g} s"

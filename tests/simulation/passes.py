@@ -86,6 +86,8 @@ class Passes:
     """Those of engines' steps: the engine, which of its processes, and a number."""
     token_times: dict[int, list[float]] = attrs.field(factory=dict)
     """When each token of a sequence was told."""
+    resumed_at: dict[int, float] = attrs.field(factory=dict)
+    """When a sequence was first submitted to go on elsewhere."""
     _num_submits: int = 0
 
     def sequences_of(self, request_id: str) -> list[int]:
@@ -100,7 +102,7 @@ class Passes:
             for sequence_id in report.token_sequence_ids:
                 self.token_times.setdefault(sequence_id, []).append(at)
 
-    def note(self, channel: int, kind: str, message: Any) -> None:
+    def note(self, at: float, channel: int, kind: str, message: Any) -> None:
         """Note a message that is sent on a channel, by its number, if it is one of the others."""
         if kind == "StepDone":
             for sequence_id, start, end in zip(message.row_ids, message.row_starts, message.row_ends, strict=True):
@@ -119,5 +121,7 @@ class Passes:
         elif kind == "Submit":
             self._num_submits += 1
             self.turn_of[message.sequence_id] = self._num_submits
+            if message.is_resumed:
+                self.resumed_at.setdefault(message.sequence_id, at)
         elif kind == "Track":
             self.request_of[message.sequence_id] = message.request_id

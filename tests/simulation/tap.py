@@ -151,7 +151,7 @@ class Tap:
         if self.num_messages > MOST_MESSAGES:
             raise EndlessRun(f"{MOST_MESSAGES} messages in {self.now():g} s")
         self._digest.update(f"{self.now():.9f} {number} {actor} {kind} ".encode() + body)
-        self.passes.note(number, kind, item)
+        self.passes.note(self.now(), number, kind, item)
         if kind == "StepReport":
             self.passes.note_report(self.now(), item)
         if kind == "EngineDied":

@@ -87,6 +87,7 @@ async def _run(plan: Plan, clocks: Clocks) -> Seen:
     seen.applied += [str(fault) for fault in tap.crashed]
     seen.crash_times = [at - world.began for at in tap.crash_times]
     seen.deaths = [at - world.began for at in tap.death_times]
+    seen.passes.resumed_at = {i: at - world.began for i, at in tap.passes.resumed_at.items()}
     seen.last_fault_s = max([0.0, *seen.crash_times, *(fault.over_s for fault in seen.happened)])
     seen.num_engine_deaths = world.num_engine_deaths()
     return seen
