@@ -18,6 +18,7 @@ KEPT = {
     "_evictions": "who has evicted a block, by which misses are explained",
     "_misses": "the same",
     "explanations": "of requests that have ended",
+    "observers": "the same as the two before, where the pool is the one in Python",
 }
 """Attributes that have such numbers for longer, and why: bounded stores, and what waits for the next pass."""
 KEY_BYTES = 32
