@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 from tests.simulation.arrival import TOGETHER_S, Arrival
 from tests.simulation.evidence import Evidence, is_afterwards
+from tests.simulation.judged_passes import THAT_SPLIT_PASSES
 from tests.simulation.judged_time import PROMPTLY_S
+
+PLANNED_AHEAD = 2
+"""Passes that are planned before a sequence is seen to wait."""
 
 
 def _come_together(evidence: Evidence) -> bool:
@@ -55,6 +59,36 @@ def fair_turns_are_kept(evidence: Evidence) -> Iterator[str]:
                 cost[together[chunk.sequence_id].tenant] += chunk.count
             elif chunk.sequence_id in asked:
                 last[asked[chunk.sequence_id].tenant] = chunk.count
+
+
+def fair_shares_are_kept(evidence: Evidence) -> Iterator[str]:
+    """No tenant computes more of its prompts in a pass than its share, while others wait for theirs."""
+    engine, passes = evidence.engine, evidence.seen.passes
+    is_alone = evidence.seen.plan.setup.num_engines == 1 and not evidence.happened("add engine")
+    if engine["scheduling_policy"] != "fair" or not is_alone or evidence.happened(*THAT_SPLIT_PASSES):
+        return
+    tenants = {arrival.request_id: arrival.tenant for arrival, _ in evidence.requests()}
+    tenant_of = {sequence_id: tenants[name] for sequence_id, name in passes.request_of.items() if name in tenants}
+    admitted_in: dict[int, int] = {}
+    for at, planned in enumerate(passes.planned):
+        for sequence_id in planned.admitted:
+            admitted_in.setdefault(sequence_id, at)
+    for at, planned in enumerate(passes.planned):
+        computed: Counter[str] = Counter()
+        for chunk in planned.chunks:
+            if chunk.sequence_id not in planned.admitted and chunk.sequence_id in tenant_of:
+                computed[tenant_of[chunk.sequence_id]] += chunk.count
+        if not computed:
+            continue
+        waiting = {
+            tenant_of[sequence_id]
+            for sequence_id, admitted_at in admitted_in.items()
+            if sequence_id in tenant_of and passes.planned_before[sequence_id] + PLANNED_AHEAD <= at < admitted_at
+        }
+        share = -(-engine["max_num_batched_tokens"] // len(waiting | computed.keys()))
+        for tenant, count in computed.items():
+            if count > share:
+                yield f"{tenant} computed {count} positions in pass {at}, of {share}, while {waiting} waited"
 
 
 def batches_give_way(evidence: Evidence) -> Iterator[str]:

@@ -56,6 +56,7 @@ RULES: dict[str, Rule] = {
         judged_passes.the_last_give_way,
         judged_admissions.room_to_grow_is_kept,
         judged_admissions.fair_turns_are_kept,
+        judged_admissions.fair_shares_are_kept,
         judged_admissions.batches_give_way,
         judged_admissions.waiting_is_limited,
         judged_passes.computed_is_what_passes_did,

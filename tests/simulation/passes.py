@@ -88,6 +88,8 @@ class Passes:
     """When each token of a sequence was told."""
     resumed_at: dict[int, float] = attrs.field(factory=dict)
     """When a sequence was first submitted to go on elsewhere."""
+    planned_before: dict[int, int] = attrs.field(factory=dict)
+    """How many passes had been planned when a sequence was submitted last."""
     _num_submits: int = 0
 
     def sequences_of(self, request_id: str) -> list[int]:
@@ -121,6 +123,7 @@ class Passes:
         elif kind == "Submit":
             self._num_submits += 1
             self.turn_of[message.sequence_id] = self._num_submits
+            self.planned_before[message.sequence_id] = len(self.planned)
             if message.is_resumed:
                 self.resumed_at.setdefault(message.sequence_id, at)
         elif kind == "Track":
