@@ -88,6 +88,8 @@ class Admissions:
             num_wanted = -(-num_tokens // size) - len(shared) + watermark
             if pool.num_free + pool.num_pinned_only < num_wanted:
                 pool.unshare(shared)
+                if tiers is not None and not self._allocations:
+                    tiers.hurry()  # nothing else will release blocks
                 break
             if self._pins:
                 self._pins.refresh(keys[: len(shared)], now)

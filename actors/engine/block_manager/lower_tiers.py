@@ -162,6 +162,10 @@ class LowerTiers:
         self._outbox.add(map(HurryMove, self.loads.take_hurried()))
         return is_awaited
 
+    def hurry(self) -> None:
+        """Tell peers that somebody waits for the room that is held for what they compute."""
+        self._outbox.add(map(HurryMove, self.loads.peer_moves()))
+
     def find(
         self, sequence_id: int, keys: list[bytes], first: int, limit: int, peer: Peer | None = None
     ) -> list[Stretch]:

@@ -97,6 +97,10 @@ class TierLoads:
             self._hurried += load.peer_moves
         return bool(own)
 
+    def peer_moves(self) -> list[int]:
+        """Return the moves from peers that are under way."""
+        return [i for load in self._loads() for i in load.peer_moves]
+
     def peer_moves_of(self, sequence_id: int) -> list[int]:
         """Return the moves from peers that are under way for a sequence."""
         return [i for load in self._loads() if load.sequence_id == sequence_id for i in load.peer_moves]

@@ -20,7 +20,7 @@ from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.peers import EndFetch, Peer
 from quipu.actors.messages.scheduler import Abort
 from quipu.kernels.fake import FakeBackend
-from tests.actors.engine.engine_pairs import Admitted, Side, open_sides
+from tests.actors.engine.engine_pairs import Admitted, Side, open_sides, pair_config
 from tests.authorities import Authority
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
@@ -113,6 +113,20 @@ async def test_evicted_at_the_peer() -> None:
             assert first.tokens + rest.tokens == continuation(PROMPT, 6)
             assert rest.admissions[0].reused == rest.admissions[0].read < 10 * BLOCK
             decode.check()
+
+
+async def test_room_that_is_held_for_a_fetch(autojump_clock: trio.testing.MockClock) -> None:
+    """A prompt for which a fetch leaves no room does not wait for blocks that the peer may never have."""
+    with trio.fail_after(60):
+        async with open_sides(configs=[pair_config(num_blocks=26)] * 2) as (prefill, decode):
+            tiers = decode.engine.block_manager.tiers
+            assert tiers is not None
+            await decode.fetch(1, PROMPT, prefill.peer)
+            await eventually(lambda: tiers.loads.num_held_ahead == 10, "room is held")
+            other = prompt_of(20 * BLOCK, seed=2)
+            answer = await decode.serve(2, other, max_tokens=1)
+            assert answer.tokens == continuation(other, 1)
+            await decode.engine.receive(EndFetch(1))
 
 
 async def test_idle_engine_reports_what_it_has_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
