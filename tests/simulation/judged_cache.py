@@ -69,6 +69,8 @@ def _found(evidence: Evidence, recorded: list[tuple[Arrival, Watched, Record]]) 
     for arrival, watched, record in recorded:
         if record.get("cached_tokens") is None or not arrival.reads_cache or arrival.is_pushed_out or arrival.is_kept:
             continue
+        if arrival.further and not watched.has_finished:
+            continue  # some of its prompts may not have been admitted
         there: list[tuple[int, ...]] = []
         reset_s = evidence.last_reset(watched)
         for other, others, _ in recorded:
