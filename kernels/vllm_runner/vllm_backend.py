@@ -27,6 +27,7 @@ from ..host_sampling import host_sampling
 from ..step_errors import RunnerDiverged
 from .block_arenas import BlockArenas
 from .logit_sampler import LogitSampler
+from .openmp_threads import keep_own_threads_apart
 from .rank_messages import RunPass
 from .runner_requests import RunnerRequests
 from .scheduler_message import Messages
@@ -80,6 +81,8 @@ class VllmBackend:
         self._runner.sampler = self._sampler
         self._running: _RunningPass | None = None
         """The pass that was launched last, until it is collected."""
+        self._threads_apart = None if self._followers else loaded.num_threads
+        """How many threads are to be kept apart before the first pass, where the CPU computes; None: that is done."""
         self._requests = RunnerRequests(config.max_num_seqs, config.block_size)
         self._messages = Messages(config.max_model_len)
         self.capabilities = Capabilities(
@@ -102,6 +105,9 @@ class VllmBackend:
 
     def _launch(self, batch: StepBatch) -> LaunchedPass:
         requests, sampler = self._requests, self._sampler
+        if self._threads_apart is not None:
+            keep_own_threads_apart(self._threads_apart)
+            self._threads_apart = None
         if self._running is not None and requests.needs_tokens(batch):
             self._running.wait()
         step = requests.begin(batch)

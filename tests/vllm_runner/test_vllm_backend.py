@@ -23,6 +23,7 @@ from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from quipu.kernels.step_errors import RunnerDiverged
 from quipu.kernels.step_types import LogitRules
+from quipu.kernels.vllm_runner import vllm_backend
 from quipu.kernels.vllm_runner.copied_logits import CopiedLogits
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.kernels.kernel_checkpoints import backend_config, make_batch, scattered_blocks
@@ -270,6 +271,17 @@ def test_seeds(backend: VllmBackend) -> None:
     chunked, _ = generate(backend, prompts()[0], second, chunk=48, **draws)
     assert cold == warm == chunked != wanted()[0]
     assert generate(backend, prompts()[0], second, temperature=1.5, seed=6)[0] != cold
+
+
+def test_threads_are_kept_apart() -> None:
+    """The thread that runs the first pass is told, once, with as many threads as compute."""
+    close_all()
+    backend = open_backend(DEMO)
+    row = {"slot": 0, "position": 0, "token_ids": prompts()[0], "blocks": tables(1, seed=32)[0]}
+    with mock.patch.object(vllm_backend, "keep_own_threads_apart") as keep:
+        for _ in range(2):
+            backend.step(make_batch(row))
+    assert keep.call_args_list == [mock.call(backend.capabilities.num_threads)]
 
 
 def test_bans(backend: VllmBackend) -> None:
