@@ -71,14 +71,19 @@ def tiers_are_counted(evidence: Evidence) -> Iterator[str]:
     setup, seen = evidence.seen.plan.setup, evidence.seen
     for tier in setup.tiers:
         stored, evicted = (evidence.metric(f"kv_tier_{what}_blocks_total", tier=tier) for what in ("stored", "evicted"))
-        used, free = (evidence.metric("kv_tier_blocks", tier=tier, state=state) for state in ("used", "free"))
+        used = evidence.metric("kv_tier_blocks", tier=tier, state="used")
         is_own = tier != "remote" and evidence.keeps_cache and not seen.resets
         # places are taken before a store, which is told with the next step's report; on a disk, some are stored again
         taken = used - (stored - evicted)
         if is_own and ((taken < 0 and tier == "host") or taken > STORED_TOGETHER * len(seen.engines_left)):
             yield f"{used:g} blocks are in {tier}, {stored:g} were stored there and {evicted:g} evicted"
-        if tier == "host" and used + free != setup.host_blocks * len(seen.engines_left):
-            yield f"{used:g} blocks of {tier} are used and {free:g} free, of {setup.host_blocks} of each engine"
+        sizes: Counter[str] = Counter()
+        for sample in evidence.samples.get("kv_tier_blocks", ()):
+            if sample.labels["tier"] == tier == "host":
+                sizes[sample.labels.get("engine", "")] += int(sample.value)
+        for engine, size in sizes.items():
+            if size not in (0, setup.host_blocks):  # 0: it has never run a step
+                yield f"{size} blocks of {tier} are shown of engine {engine!r}, of {setup.host_blocks}"
         failed = evidence.metric("kv_tier_failed_load_blocks_total", tier=tier)
         wrong = evidence.metric("kv_tier_failed_load_blocks_total", tier=tier, reason="corrupt")
         if wrong != (corrupt := evidence.metric("kv_tier_corrupt_total", tier=tier)):
@@ -117,8 +122,9 @@ def statistics_agree(evidence: Evidence) -> Iterator[str]:
         if record.get("prompt_tokens") is not None:
             by_row.setdefault((record["tenant"], record["model"]), []).append(record)
     rows = {row: _sums(its) for row, its in by_row.items()}
-    if seen.cache_rows != rows:
-        yield f"the cache was used as {seen.cache_rows}, the records say {rows}"
+    shown_rows = {row: sums for row, sums in seen.cache_rows.items() if any(sums.values())}
+    if shown_rows != rows:
+        yield f"the cache was used as {shown_rows}, the records say {rows}"
     ratio = wanted["cached_tokens"] / wanted["prompt_tokens"] if wanted["prompt_tokens"] else 0.0
     if abs((shown := evidence.metric("cache_window_hit_ratio")) - ratio) > EPSILON_S:
         yield f"{shown:g} of the prompts' tokens are said to have been cached, the records say {ratio:g}"

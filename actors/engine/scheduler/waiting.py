@@ -7,8 +7,8 @@
 
 Under each policy, lines of batches come after everything that somebody waits for.
 
-What must always hold: a preempted sequence comes before those of its tenant (or priority)
-that have not been served yet; an idle tenant accumulates no credit; who waits for a load delays nobody.
+What must always hold: a preempted sequence comes before those of its tenant (or priority) that have not been served
+yet; an idle tenant accumulates no credit; who waits for a load delays nobody but later choices of its own prompt.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class WaitingQueue:
         self._length = self._num_batch = 0
         self.num_tokens = 0
         """Tokens that all of them have to compute."""
-        self._loading: set[int] = set()
-        """Sequences that wait for blocks to be loaded, by id: they keep their places, and others overtake them."""
+        self._loading: dict[int, Sequence] = {}
+        """Sequences that wait for blocks to be loaded, by id: they keep their places, and others overtake them, except
+        for later choices of the same prompt. Those would compute what the first is then said to have found cached."""
         self._num_by_tenant: dict[str, tuple[int, int]] = {}
         """Sequences and tokens, by tenant that has any."""
 
@@ -109,16 +110,17 @@ class WaitingQueue:
         queue.remove(sequence)
         if not queue:
             del self._queues[name]
-        self._loading.discard(sequence.id)
+        self._loading.pop(sequence.id, None)
         self._count(sequence, -1)
 
     def set_loading(self, sequence: Sequence) -> None:
         """Pass over a waiting sequence until `end_loading`."""
-        self._loading.add(sequence.id)
+        self._loading[sequence.id] = sequence
 
     def end_loading(self, sequence_ids: Iterable[int]) -> None:
         """Note that these sequences need not wait for blocks any longer, whether or not they are waiting."""
-        self._loading.difference_update(sequence_ids)
+        for sequence_id in sequence_ids:
+            self._loading.pop(sequence_id, None)
 
     def first(self, count: int) -> list[Sequence]:
         """Return the next `count` sequences, which stay in the queue."""
@@ -126,8 +128,15 @@ class WaitingQueue:
             return []
         if not self._loading:
             return self._first(count)
-        ready = (s for s in self._first(count + len(self._loading)) if s.id not in self._loading)
+        ready = (s for s in self._first(count + len(self._loading)) if not self._is_held_back(s))
         return list(islice(ready, count))
+
+    def _is_held_back(self, sequence: Sequence) -> bool:
+        """Return whether a sequence, or an earlier choice of the same prompt, waits for blocks to be loaded."""
+        if sequence.id in self._loading:
+            return True
+        prompt, arrival = sequence.known_tokens, sequence.arrival  # choices that have not begun share one list
+        return any(other.known_tokens is prompt and other.arrival < arrival for other in self._loading.values())
 
     def _first(self, count: int) -> list[Sequence]:
         if len(self._queues) <= 1:
