@@ -24,7 +24,7 @@ from .kv_blocks import KVBlocks
 from .latent_attention import expand_latents, rotate_in_torch
 from .rank_executor import executor_class
 from .rank_messages import KVPlan, RankMemory, RankPlace
-from .vllm_settings import choose_runner, engine_arguments
+from .vllm_settings import ELSEWHERE, choose_runner, engine_arguments
 from .weight_progress import shown_progress
 
 _LEAST_SHARE = 0.01
@@ -125,7 +125,7 @@ class RankLoader:
         if len(kv_config.kv_cache_groups) != 1:
             raise ValueError(
                 f"this model needs {len(kv_config.kv_cache_groups)} block tables for each sequence, and the vllm "
-                f"executor has one"
+                f"executor has one; {ELSEWHERE}"
             )
         if kv_config.num_blocks != plan.num_blocks:
             raise ValueError(f"vLLM allocates {kv_config.num_blocks} KV blocks instead of {plan.num_blocks}")

@@ -23,7 +23,7 @@ from .openmp_threads import end_own_threads
 from .rank_loading import RankLoader
 from .rank_messages import KVPlan, Profile, RankMemory, Ready
 from .stored_tensors import check_stored
-from .vllm_settings import check_installed, engine_arguments, settle_environment
+from .vllm_settings import ELSEWHERE, check_installed, engine_arguments, refuse_other_inputs, settle_environment
 from .weight_progress import num_stored
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ def load(config: BackendConfig) -> Loaded:
     """Load the model. Raises ValueError for what vLLM, or this backend, does not support."""
     version = check_installed()
     engine_arguments(config)  # what we refuse is refused before anything is started
+    refuse_other_inputs(config)
     settle_environment()
     followers = Followers(config)
     try:
@@ -111,14 +112,17 @@ def _check_supported(vllm_config: Any, config: BackendConfig) -> None:
     """Raises ValueError for models that need more of the engine than tokens and one block table."""
     model = vllm_config.model_config
     named = ", ".join(model.architectures)
-    if model.runner_type != "generate":
-        raise ValueError(f"{named} is a pooling model: the vllm executor generates text only")
-    if model.is_encoder_decoder:
-        raise ValueError(f"{named} has an encoder: the vllm executor serves decoders only")
-    if model.is_multimodal_model:
-        raise ValueError(f"{named} reads more than text, which the vllm executor does not serve")
-    if model.is_hybrid or model.is_attention_free:
-        raise ValueError(f"{named} keeps a state besides a KV cache: the vllm executor needs one block table for all")
+    reasons = {
+        "is a pooling model: the vllm executor generates text only": model.runner_type != "generate",
+        "has an encoder: the vllm executor serves decoders only": model.is_encoder_decoder,
+        "reads more than text, which the vllm executor does not serve": model.is_multimodal_model,
+        "keeps a state besides a KV cache: the vllm executor needs one block table for all": (
+            model.is_hybrid or model.is_attention_free
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ValueError(f"{named} {reason}; {ELSEWHERE}")
     if not vllm_config.scheduler_config.enable_chunked_prefill:
         raise ValueError(f"vLLM computes {named} here only in whole prompts: no chunk, no cached prefix")
     if vllm_config.cache_config.block_size != config.block_size:

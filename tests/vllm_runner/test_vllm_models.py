@@ -25,12 +25,16 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
+    LlavaConfig,
+    MambaConfig,
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
     PreTrainedConfig,
     Qwen2MoeConfig,
+    Qwen3NextConfig,
     Starcoder2Config,
+    WhisperConfig,
 )
 
 from quipu.kernels.checkpoints import progress
@@ -180,13 +184,28 @@ def test_latents_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         VllmBackend(backend_config(folder, block_size=SIZE, max_model_len=512))
 
 
-def test_encoders_are_refused(tmp_path: Path) -> None:
-    """A model without a decoder is named."""
-    config = BertConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=99)
-    config.architectures = ["BertModel"]
+ENCODER = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+HYBRID = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "num_experts": 4}
+REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
+    "BertModel": (BertConfig(vocab_size=99, **ENCODER), "is a pooling model"),
+    "LlavaForConditionalGeneration": (LlavaConfig(), "reads more than text"),
+    "MambaForCausalLM": (MambaConfig(vocab_size=99, hidden_size=64), "keeps a state"),
+    "WhisperForConditionalGeneration": (WhisperConfig(vocab_size=99, d_model=64), "has an encoder"),
+    "Qwen3NextForCausalLM": (Qwen3NextConfig(**SHARED, num_hidden_layers=4, **HYBRID), "keeps a state"),
+}
+"""Models that vLLM serves, and that need more than text and one block table, by their classes."""
+
+
+@pytest.mark.parametrize(
+    "name", [*list(REFUSED)[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in list(REFUSED)[3:])]
+)
+def test_models_that_are_refused(tmp_path: Path, name: str) -> None:
+    """A model that needs more than this executor has is named, with the reason, and with what serves it."""
+    config, reason = REFUSED[name]
+    config.architectures = [name]
     config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="pooling model"):
-        VllmBackend(backend_config(tmp_path, block_size=SIZE, max_model_len=512, load_format="dummy"))
+    with pytest.raises(ValueError, match=f"^{name} {reason}.*--upstream"):
+        VllmBackend(backend_config(tmp_path, block_size=SIZE, max_model_len=256, load_format="dummy"))
 
 
 def test_unknown_model_is_refused(tmp_path: Path) -> None:
