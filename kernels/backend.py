@@ -59,6 +59,8 @@ class Capabilities:
     """Threads of a pass, if it runs on the CPU."""
     verifies_drafts: bool = False
     """Whether a row may read what another row of the same pass and the same sequence writes."""
+    runs_beside_host: bool = False
+    """Whether a pass may still run when it has been launched, so that the next one can be launched behind it."""
     library: str | None = None
     """What computes, if it is not this package: `vllm 0.32.0 CPU_ATTN`."""
 

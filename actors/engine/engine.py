@@ -102,6 +102,7 @@ class Engine:
             eos_token_ids=frozenset(config.eos_token_ids),
             enable_prefix_caching=config.enable_prefix_caching,
             max_steps_in_flight=config.max_steps_in_flight,
+            plans_late=not executor.backend.capabilities.runs_beside_host,
             watermark_blocks=watermark_blocks,
             most_positions=executor.most_tokens,
             most_draft_tokens=executor.most_draft_tokens,

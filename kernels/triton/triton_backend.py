@@ -125,6 +125,7 @@ class TritonBackend(RunsAtOnce):
             dtype=str(dtype).removeprefix("torch."),
             invariant=strict,
             verifies_drafts=True,
+            runs_beside_host=True,
             weights=source.format,
             kv_cache_dtype=str(dtype).removeprefix("torch."),
             instruction_set=device.name,

@@ -418,6 +418,7 @@ def test_capabilities(backend: VllmBackend) -> None:
     """What the server says of it: not invariant, and with vLLM's version in what determines its numbers."""
     found = backend.capabilities
     assert (found.name, found.determinism, found.dtype, found.weights) == ("vllm", "fast", "bfloat16", "bfloat16")
+    assert found.runs_beside_host == (found.library is not None and " V2" in found.library)
     assert found.library is not None and found.library.startswith("vllm 0.32.") and " eager" in found.library
     assert backend.memory_plan.num_blocks == 160 and backend.memory_plan.block_bytes == backend.blocks.num_bytes
 

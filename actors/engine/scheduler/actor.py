@@ -9,6 +9,7 @@ and only then sends the web side its `StepReport`: the device never waits for fa
 from __future__ import annotations
 
 import structlog
+import trio
 
 from ...channel import Receiver, Sender
 from ...messages.accountant import StepReport
@@ -43,7 +44,7 @@ async def run_scheduler(
 ) -> None:
     """Schedule until cancelled."""
     while True:
-        for message in await inbox.receive_all():
+        for message in await _receive(batcher, inbox):
             handle(batcher, message)
         while (action := batcher.next_action()) is not None:
             if isinstance(action, Reserve):
@@ -58,6 +59,15 @@ async def run_scheduler(
                 await reports.send(outgoing.report)
             if outgoing.plan is None and not outgoing.replan:
                 break
+
+
+async def _receive(batcher: Batcher, inbox: Receiver[SchedulerMessage]) -> list[SchedulerMessage]:
+    """Wait for messages, but not longer than until the next step is to be planned."""
+    if (at := batcher.plans_at()) is None:
+        return await inbox.receive_all()
+    with trio.move_on_at(at):
+        return await inbox.receive_all()
+    return []
 
 
 def handle(batcher: Batcher, message: SchedulerMessage) -> None:

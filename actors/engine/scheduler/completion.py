@@ -46,6 +46,9 @@ class StepCompletion:
         state.running.drafts_next = done.drafts_next
         if step.publishes:
             state.cache_updates.committed_steps.append(done.step)
+        if state.late_planning is not None:
+            state.late_planning.on_done(step.total_positions, done.seconds)
+            state.late_planning.on_begin()
         plan, sequences = step.plan, step.sequences
         if step.is_retry:
             state.retries.remove(plan.row_ids)

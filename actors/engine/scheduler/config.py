@@ -21,6 +21,8 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
     max_steps_in_flight: int = 2
+    plans_late: bool = False
+    """Whether a plan that the executor cannot begin yet may wait for requests that are still to arrive."""
     watermark_blocks: int = 0
     """Blocks that an admission leaves free while other sequences run."""
     most_positions: int = 1

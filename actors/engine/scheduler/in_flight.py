@@ -82,6 +82,11 @@ class StepsInFlight:
         return len(self._sent)
 
     @property
+    def running(self) -> StepInFlight | None:
+        """The step that the executor runs, or begins now."""
+        return self._sent[0] if self._sent else None
+
+    @property
     def is_broken(self) -> bool:
         """Whether a step has failed and its generation has steps that are not answered yet."""
         return bool(self._broken)

@@ -109,6 +109,8 @@ class PlanBuilder:
             forgets_outputs=forgets_outputs,
             fewer_positions=fewer_positions,
         )
+        if state.late_planning is not None and not len(state.in_flight):
+            state.late_planning.on_begin()
         state.in_flight.send(
             StepInFlight(
                 plan,

@@ -129,11 +129,19 @@ class Batcher:
 
     # ------------------------------------------------------------ the next step
 
+    def plans_at(self) -> float | None:
+        """Return when the next step is to be planned, by the clock; None: now, or once the running one has ended."""
+        late_planning, running = self._state.late_planning, self._state.in_flight.running
+        if late_planning is None or running is None:
+            return None
+        return late_planning.waits_until(running.total_positions)
+
     def next_action(self) -> Reserve | Outgoing | None:
         """Return what to do now: ask the block manager, send without asking, or nothing."""
         state = self._state
         self._asks_for_group = False
-        if len(state.in_flight) >= self.config.max_steps_in_flight or state.in_flight.is_broken:
+        is_full = len(state.in_flight) >= self.config.max_steps_in_flight
+        if is_full or state.in_flight.is_broken or self.plans_at() is not None:
             proposal = NOTHING_PROPOSED
         elif state.retries.is_active:
             proposal = NOTHING_PROPOSED if len(state.in_flight) else self._propose_group()

@@ -21,6 +21,7 @@ import attrs
 from ...messages.outcomes import ErrorKind
 from .config import SchedulerConfig
 from .in_flight import StepsInFlight
+from .late_planning import LatePlanning
 from .prefill_speed import PrefillSpeed
 from .report_builder import ReportBuilder
 from .running import RunningSet
@@ -81,6 +82,7 @@ class SchedulerState:
         """Some running sequence may have `unsent_blocks`."""
         self.last_answered_step = 0
         self.prefill_speed = PrefillSpeed()
+        self.late_planning = LatePlanning(clock) if config.plans_late else None
         self._ending: dict[int, list[Sequence]] = {}
         """Ended sequences, by the last step that contains them."""
 
