@@ -144,6 +144,8 @@ class BackendConfig:
     """The highest rank of an adapter."""
     trust_remote_code: bool = False
     """Whether code in the checkpoint's folder may be run to load it."""
+    draft_model: Path | None = None
+    """The folder of a draft model, which another backend will load for the same device: it has as many blocks."""
     headless: bool = False
     """Whether the model is loaded without its output head, for vectors: its outputs are final hidden states."""
 

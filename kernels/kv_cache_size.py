@@ -31,6 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 @attrs.frozen
+class DraftMemory:
+    """What a draft model will take of the same memory, once the cache is allocated. In bytes."""
+
+    block_bytes: int = 0
+    """Its keys and values of one block: it has as many."""
+    weights_bytes: int = 0
+
+
+@attrs.frozen
 class DeviceMemory:
     """What a backend knows about its device's memory once its weights are loaded. In bytes."""
 
@@ -53,6 +62,12 @@ class DeviceMemory:
 
     adapters: int = 0
     """What of it adapters will take once they are loaded."""
+    draft: DraftMemory = DraftMemory()
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of one block in the caches of the model and of the draft model."""
+        return self.block_bytes + self.draft.block_bytes
 
     @property
     def staging(self) -> int:
@@ -63,7 +78,7 @@ class DeviceMemory:
         available = self.memory().available
         if self.share is not None:
             available = min(available, self.share - self.held)
-        return max(0, available - self.host_tier - self.staging - self.adapters)
+        return max(0, available - self.host_tier - self.staging - self.adapters - self.draft.weights_bytes)
 
 
 @attrs.frozen
@@ -120,38 +135,40 @@ def _choose(config: BackendConfig, device: DeviceMemory) -> _Choice:
         return _Choice(config.num_blocks, f"--num-blocks {config.num_blocks}", None)
     asked = config.kv_memory if config.kv_memory != KVMemory() else device.default
     if asked.num_bytes is not None:
-        return _Choice(asked.num_bytes // device.block_bytes, f"--kv-cache-memory {show(asked.num_bytes)}", None)
+        return _Choice(asked.num_bytes // device.cached_bytes, f"--kv-cache-memory {show(asked.num_bytes)}", None)
     workspace = device.profile()
     memory = device.memory()
     if asked.utilization is not None:
         num_bytes = int(memory.total * asked.utilization) // config.num_sharing - device.held - workspace
         num_bytes -= device.host_tier + device.staging + device.adapters
+        if device.draft.block_bytes:
+            num_bytes -= device.draft.weights_bytes + workspace  # its largest pass is no larger
         said = (
             f"--gpu-memory-utilization {asked.utilization:g} of {show(memory.total)}{_each(config)}, less "
             f"{show(device.held)} held and {show(workspace)} for the largest pass{_beside(device)},"
         )
-        return _Choice(max(0, num_bytes) // device.block_bytes, said, workspace)
+        return _Choice(max(0, num_bytes) // device.cached_bytes, said, workspace)
     enough = 1 + DEFAULT_CONTEXTS * _num_blocks(config)
     num_bytes = min(DEFAULT_BYTES, memory.total // 4 // config.num_sharing, device.available() // 2)
     said = f"the default of {show(num_bytes)}{_each(config)}"
-    return _Choice(min(enough, num_bytes // device.block_bytes), said, workspace)
+    return _Choice(min(enough, num_bytes // device.cached_bytes), said, workspace)
 
 
 def _check(config: BackendConfig, device: DeviceMemory, choice: _Choice, longest: int) -> None:
-    needed = (1 + _num_blocks(config)) * device.block_bytes
+    needed = (1 + _num_blocks(config)) * device.cached_bytes
     if longest < config.block_size or (longest < config.max_model_len and not config.may_shorten):
         shorter = f", or lower --max-model-len to {longest}" if longest >= config.block_size else ""
         raise ValueError(
             f"one sequence of {config.max_model_len} tokens (max_model_len) needs {show(needed)} of KV cache, and "
-            f"{choice.said} gives {show(choice.num_blocks * device.block_bytes)} ({choice.num_blocks} blocks of "
+            f"{choice.said} gives {show(choice.num_blocks * device.cached_bytes)} ({choice.num_blocks} blocks of "
             f"{config.block_size} tokens, one of them the null block): give it --kv-cache-memory {show(needed)} or "
             f"more{shorter}"
         )
     available = device.available()
-    if choice.num_blocks * device.block_bytes > available:
+    if choice.num_blocks * device.cached_bytes > available:
         raise ValueError(
-            f"{choice.said} asks for {show(choice.num_blocks * device.block_bytes)} of KV cache, and {show(available)} "
-            f"of memory is available{_beside(device)}{_each(config)}: lower it"
+            f"{choice.said} asks for {show(choice.num_blocks * device.cached_bytes)} of KV cache, and "
+            f"{show(available)} of memory is available{_beside(device)}{_each(config)}: lower it"
         )
 
 
@@ -160,6 +177,9 @@ def _beside(device: DeviceMemory) -> str:
     parts = [f"--kv-host-memory {show(device.host_tier)}"] if device.host_tier else []
     parts += [f"{show(device.staging)} for blocks on their way to other tiers"] if device.num_staged else []
     parts += [f"{show(device.adapters)} for adapters (--max-loras)"] if device.adapters else []
+    parts += (
+        [f"{show(device.draft.weights_bytes)} for the draft model (--draft-model)"] if device.draft.block_bytes else []
+    )
     return f", less {' and '.join(parts)}" if parts else ""
 
 

@@ -25,6 +25,8 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     Raises ValueError for an unknown name, an unsupported architecture or a checkpoint that does not match its config,
     and for `cpu`, `triton`, `vllm` or `transformers` if this machine cannot run it.
     """
+    if config.draft_model is not None and name not in ("auto", *OWN_EXECUTORS):
+        raise ValueError(f"--draft-model: the {name} executor runs none; cpu, triton and reference do")
     if name != "vllm":
         _refuse_what_only_vllm_has(name, config)
     if name == "fake":

@@ -10,7 +10,8 @@ import torch
 
 from .backend import BackendConfig
 from .checkpoints.weights import PieceByPiece, Weights, open_weights
-from .kv_cache import BlockShape, OtherHeads
+from .kv_cache import BlockShape, OtherHeads, choose_kv_dtype
+from .kv_cache_size import DraftMemory
 from .models.config import DecoderConfig, check_length, read_config
 from .models.config_parts import HeadShape
 from .models.families import Family, Model, find_family
@@ -69,6 +70,26 @@ class OpenedModel:
                 head_dim=other.head_dim,
             ),
         )
+
+
+def draft_memory_of(config: BackendConfig, vocab_size: int, *, held_in: torch.dtype | None = None) -> DraftMemory:
+    """Return what the draft model that `config` names, if any, will take; `held_in` is as for `open_weights`.
+
+    Raises ValueError, as `open_model` does, and for another vocabulary than one of `vocab_size` tokens.
+    """
+    if config.draft_model is None:
+        return DraftMemory()
+    try:
+        opened = open_model(attrs.evolve(config, model_path=config.draft_model), held_in=held_in)
+        theirs = opened.config.vocab_size
+        if theirs != vocab_size:
+            raise ValueError(f"its vocabulary has {theirs} tokens, and the model's {vocab_size}")
+    except ValueError as error:
+        raise ValueError(f"--draft-model {config.draft_model}: {error}") from None
+    block = opened.block_shape(config.block_size, choose_kv_dtype(config.kv_cache_dtype, opened.dtype))
+    source = opened.source
+    num_bytes = source.expected_quantized_bytes if held_in is None else source.expected_bytes
+    return DraftMemory(block.num_bytes, num_bytes)
 
 
 def read_score_weight(config: BackendConfig) -> torch.Tensor:

@@ -49,3 +49,20 @@ class SpeculativeSettings(TierSettings):
         help="with --speculative-costs, what it costs in addition if a token reads the KV of 1,000 others",
         group="speculation",
     )
+    draft_model: str | None = setting(
+        None,
+        "--draft-model",
+        metavar="MODEL",
+        help="a smaller model with the same vocabulary, as for --model, which guesses where no earlier text does; its "
+        "weights and its KV cache take memory beside the model's (docs/operate/speculative-decoding.md)",
+        group="speculation",
+    )
+    draft_model_costs: tuple[tuple[int, float], ...] | None = setting(
+        None,
+        "--draft-model-costs",
+        reader="pass_costs",
+        metavar="TOKENS:COST,...",
+        help="with --speculative-costs, what a pass of the draft model over so many tokens costs, in the same unit",
+        resolved="measured",
+        group="speculation",
+    )

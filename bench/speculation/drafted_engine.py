@@ -20,7 +20,8 @@ from bench.driven_engine import DrivenEngine, Served, running
 from bench.shapes import QWEN3_06B as SHAPE
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.executor.draft_lookup import MAX_MATCH, Draft, Tokens
-from quipu.actors.engine.executor.drafter import Drafter, SequenceDrafts
+from quipu.actors.engine.executor.drafter import Drafter
+from quipu.actors.engine.executor.sequence_drafts import SequenceDrafts
 from quipu.actors.engine.executor.sequence_state import SequenceState
 
 PROMPT_TOKENS = 128

@@ -24,7 +24,7 @@ from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.config import DecoderConfig
-from ..opened_model import open_model
+from ..opened_model import draft_memory_of, open_model
 from ..pooling import is_of_last_tokens, pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores
@@ -139,6 +139,7 @@ class CpuBackend(RunsAtOnce, SharesBlocks):
                 share=share,
                 host_tier=config.host_tier_bytes,
                 num_staged=config.num_staged_blocks,
+                draft=draft_memory_of(config, model_config.vocab_size),
             ),
         )
         set_up(self.memory_plan.num_blocks, is_shared=config.shares_cache)

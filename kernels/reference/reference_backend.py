@@ -25,7 +25,7 @@ from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..machine import memory, peak_of, resident
 from ..models.families import Model
-from ..opened_model import open_model
+from ..opened_model import draft_memory_of, open_model
 from ..pooling import pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
@@ -78,6 +78,7 @@ class ReferenceBackend(RunsAtOnce):
                 share=share,
                 host_tier=config.host_tier_bytes,
                 num_staged=config.num_staged_blocks,
+                draft=draft_memory_of(config, opened.config.vocab_size, held_in=torch.float32),
             ),
         )
         self.cache = KVCache(self.memory_plan.num_blocks, block)

@@ -25,7 +25,7 @@ from ..batch import Drawn, StepBatch
 from ..kv_cache import KVCache, choose_kv_dtype
 from ..kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
 from ..models.config import DecoderConfig
-from ..opened_model import open_model
+from ..opened_model import draft_memory_of, open_model
 from ..pooling import pool
 from ..profile_run import NUM_BLOCKS, largest_pass
 from ..sampling.logprobs import add_scores, score_rows
@@ -117,6 +117,7 @@ class TritonBackend(RunsAtOnce):
                     profile=lambda: device.peak_of(lambda: self.step(largest_pass(config))),
                     memory=device.memory,
                     default=device.default_kv_memory,
+                    draft=draft_memory_of(config, model_config.vocab_size),
                 ),
             )
             self._start(self.memory_plan.num_blocks)

@@ -6,6 +6,8 @@ On the CPU backend with the tiny checkpoint. Few tokens are allowed, so that eve
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from safetensors.torch import load_file, save_file
 
 from quipu.actors.messages.handler import Delta
 from quipu.actors.messages.outcomes import FinishReason
@@ -30,8 +33,9 @@ from tests.tiny import TINY
 from tests.traps.wire import CHAT
 from tests.vocabularies import Vocabulary
 
-CHEAP = {"speculative_costs": ((1, 1.0), (2, 1.01))}
+CHEAP = {"speculative_costs": ((1, 1.0), (2, 1.01)), "draft_model_costs": ((1, 0.01), (2, 0.011))}
 """Costs by which drafts are worth verifying: those that are measured depend on what else this machine does."""
+SAME_MODEL, SHALLOW = "the model itself", "half of its layers"
 A, B, C = ALLOWED = (60, 61, 62)
 """The tokens of "Z", "[" and "\\"."""
 MAX_TOKENS, BUDGET = 48, 20
@@ -149,10 +153,31 @@ async def ask_all(client: Client, fields: dict[str, dict[str, Any]], **more: Any
     return answers
 
 
-@pytest.mark.parametrize("speculative", ["ngram", "suffix"])
-async def test_one_after_the_other(plain: Plain, speculative: str) -> None:
+@pytest.fixture(scope="module")
+def draft_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """Make draft models, by name."""
+    folder = tmp_path_factory.mktemp("shallow")
+    for path in TINY.glob("*.json"):
+        shutil.copy(path, folder)
+    config = json.loads((TINY / "config.json").read_text())
+    num_layers = config["num_hidden_layers"] // 2
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+    tensors = load_file(TINY / "model.safetensors")
+    beyond = tuple(f"model.layers.{index}." for index in range(num_layers, config["num_hidden_layers"]))
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(beyond)}
+    save_file(kept, folder / "model.safetensors")
+    return {"none": None, SAME_MODEL: str(TINY), SHALLOW: str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("speculative", "draft_model"),
+    [("ngram", "none"), ("suffix", "none"), ("ngram", SAME_MODEL), ("suffix", SHALLOW)],
+)
+async def test_one_after_the_other(
+    plain: Plain, draft_models: dict[str, str | None], speculative: str, draft_model: str
+) -> None:
     """Drafts change no answer and none of its numbers, whatever is asked for, cold and warm."""
-    async with opened(speculative=speculative) as client:
+    async with opened(speculative=speculative, draft_model=draft_models[draft_model]) as client:
         cold, warm = [{name: await ask_case(client, name, plain.fields[name]) for name in CASES} for _ in range(2)]
         await settle(client)
         check_books(client, cold, warm)
@@ -160,9 +185,11 @@ async def test_one_after_the_other(plain: Plain, speculative: str) -> None:
     check(warm, plain.warm)
 
 
-async def test_preempted(plain: Plain) -> None:
+@pytest.mark.parametrize("draft_model", ["none", SHALLOW])
+async def test_preempted(plain: Plain, draft_models: dict[str, str | None], draft_model: str) -> None:
     """Beside others, with too few blocks for all: sequences with drafts are preempted, and continue as before."""
-    async with opened(speculative="ngram", num_blocks=24, max_model_len=192, watermark=0.0) as client:
+    small = {"num_blocks": 24, "max_model_len": 192, "watermark": 0.0}
+    async with opened(speculative="ngram", draft_model=draft_models[draft_model], **small) as client:
         answers = await ask_all(client, plain.fields)
         await settle(client)
         assert value_of(client.runtime.metrics.num_preemptions) > 0, "the pool must be too small for all"
@@ -183,9 +210,10 @@ async def test_resumed(plain: Plain) -> None:
 
 
 async def test_computed_apart(plain: Plain) -> None:
-    """One engine computes prompts, and another, to which their blocks move, drafts."""
+    """One engine computes prompts, and another, to which their blocks move, drafts, with a draft model that computes
+    what is in them."""
     apart = {"num_engines": 2, "engine_roles": PAIR, "has_peers": True, "prefill_local_tokens": 0}
-    async with opened(speculative="ngram", **apart) as client:
+    async with opened(speculative="ngram", draft_model=str(TINY), **apart) as client:
         answers = await ask_all(client, plain.fields)
         await settle(client)
         check_books(client, answers)
@@ -212,6 +240,27 @@ async def test_handed_over(plain: Plain) -> None:
         check_books(client, answers)
     check(answers, plain.cold)
     assert sum(answer.record.decode_engine is not None for answer in answers.values()) > 2
+
+
+async def test_model_drafts_of_itself() -> None:
+    """A draft model that is the model guesses every token of text that repeats nothing, greedy and seeded, in a step
+    for each 16, also behind a cached prefix; usage is what it is without."""
+    prompts = [prompt_of(70, seed=1), prompt_of(70, seed=1)[:64] + prompt_of(9, seed=2), prompt_of(9, seed=3)]
+    ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}]
+
+    async def answers(client: Client) -> list[Output]:
+        return [await ask(client, prompt, max_tokens=100, **way) for way in ways for prompt in prompts]
+
+    async with opened() as client:
+        expected = await answers(client)
+    async with opened(speculative="ngram", draft_model=str(TINY)) as client:
+        found = await answers(client)
+        await settle(client)
+        assert value_of(client.runtime.metrics.usage_disputed) == 0
+    for answer, other in zip(found, expected, strict=True):
+        assert_same(answer, other)
+        record = answer.record
+        assert record.draft_tokens == record.accepted_draft_tokens > 0.85 * record.completion_tokens
 
 
 FORM = {

@@ -20,7 +20,7 @@ import httpx2
 import trio
 
 from quipu.actors.shared.checkpoint import CheckpointInfo, read_info
-from quipu.web.cli import run_batch_command, serve, settings
+from quipu.web.cli import run_batch_command, serve, settings, speculative_flags
 from quipu.web.cli.serve_command import make_parser
 from quipu.web.telemetry import logs
 from tests.authorities import Authority
@@ -89,7 +89,8 @@ def resolve_server(argv: Sequence[str], folder: Path, say: Callable[[str], None]
             stack.enter_context(mock.patch.object(module, name, lambda *_: None))
         stack.enter_context(mock.patch.object(logs, "configure", lambda _: _Told(say)))
         if "demo" in words and "demo" not in argv:
-            stack.enter_context(mock.patch.object(settings, "read_info", _long_context))
+            for module in (settings, speculative_flags):
+                stack.enter_context(mock.patch.object(module, "read_info", _long_context))
         return serve.run_serve(arguments)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from quipu.kernels.backend import KVMemory, MemoryPlan
 from quipu.kernels.kv_cache import BlockShape
-from quipu.kernels.kv_cache_size import DeviceMemory, check_weights_fit, plan_memory
+from quipu.kernels.kv_cache_size import DeviceMemory, DraftMemory, check_weights_fit, plan_memory
 from quipu.kernels.load import load_backend
 from quipu.kernels.machine import Memory
 from tests.kernels.cpu.cpu_backends import needs_kernels
@@ -37,6 +37,7 @@ def pool_of(
     host_tier: int = 0,
     num_staged: int = 0,
     adapters: int = 0,
+    draft: DraftMemory | None = None,
 ) -> MemoryPlan:
     """Plan a device with 2 GiB in use, where a block of 16 tokens takes 1 MiB and the largest pass 1 GiB."""
     config = backend_config(
@@ -58,6 +59,7 @@ def pool_of(
         host_tier=host_tier,
         num_staged=num_staged,
         adapters=adapters,
+        draft=draft or DraftMemory(),
     )
     return plan_memory(config, device)
 
@@ -298,3 +300,16 @@ def test_profile_run(checkpoints: dict[str, Path], executor: str) -> None:
             backend.step(make_batch(row, {**row, "token_ids": [0], "carried": True}))
     assert drawn[0] == drawn[1]
     assert workspaces[1] >= max(4 * 256 * 320, workspaces[0])
+
+
+def test_draft_model() -> None:
+    """A draft model's blocks and weights are part of whatever memory is given."""
+    draft = DraftMemory(MIB // 4, GIB)
+    assert pool_of(num_blocks=100, draft=draft).num_blocks == 100
+    assert pool_of(num_blocks=100, draft=draft).block_bytes == MIB
+    assert pool_of(kv_memory=KVMemory(num_bytes=500 * MIB), draft=draft).num_blocks == 400
+    # half of 16 GiB, less what is held, the draft model's weights, and a pass of each
+    shared = pool_of(kv_memory=KVMemory(utilization=0.5), draft=draft)
+    assert shared.num_blocks == 3 * GIB * 4 // (5 * MIB)
+    with pytest.raises(ValueError, match=r"less 1\.00GiB for the draft model"):
+        pool_of(kv_memory=KVMemory(num_bytes=12 * GIB), draft=draft)

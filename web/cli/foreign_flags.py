@@ -50,6 +50,7 @@ USE: Final = _by_flag(
         "--sampling-defaults": "use --generation-config instead",
         "--threads-batch -t -tb": "use --threads instead",
         "--timeout -to": "use --request-timeout instead",
+        "--model-draft -md --speculative-draft-model-path": "use --draft-model instead",
         "--mem-fraction-static": "use --gpu-memory-utilization instead",
         "--page-size": "use --block-size instead",
         "--lora-paths --lora": "use --lora-modules NAME=FOLDER instead",
@@ -121,8 +122,8 @@ ABSENT: Final = _by_flag(
         "--download-dir": "set HF_HOME instead",
         "--hf-token": "set HF_TOKEN instead",
         "--seed --random-seed -s": "requests have a `seed` of their own",
-        "--speculative-config --speculative-algorithm --spec-method --model-draft -md": "choose where guesses come "
-        "from with --speculative ngram or suffix; draft models and EAGLE heads are not loaded",
+        "--speculative-config --speculative-algorithm --spec-method": "choose where guesses come from with "
+        "--speculative ngram or suffix, and --draft-model; EAGLE heads are not loaded",
         "--cpu-offload-gb": "weights are never moved",
         "--hf-overrides --rope-scaling --override-kv --json-model-override-args": "edit config.json in the "
         "checkpoint's folder",

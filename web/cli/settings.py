@@ -32,6 +32,7 @@ from quipu.actors.shared.pooling_files import read_vector_files
 from .generation_config import read_sampling_defaults
 from .lora_flags import refuse_without_engines, resolve_adapters
 from .setting_flags import EngineCounts
+from .speculative_flags import resolve_speculation
 
 log = structlog.get_logger("quipu.cli")
 
@@ -90,7 +91,9 @@ def resolve_config(
         "max_loras": adapters["max_loras"],
         "max_lora_rank": adapters["max_lora_rank"],
         "task": vectors.task.value,
-        "speculative": _resolve_speculative(arguments, vectors.task),
+        **resolve_speculation(
+            arguments, vectors.task, checkpoint, max_model_len, on_cluster=engines.get("cluster") is not None
+        ),
     }
     engine = EngineConfig(
         model_path=str(path),
@@ -124,8 +127,6 @@ def _check_task(arguments: argparse.Namespace, task: Task) -> None:
         raise CheckpointError(
             f"--task {task}: the {arguments.executor} executor makes no embeddings and no scores, only text"
         )
-    if arguments.speculative not in (None, "off"):
-        raise CheckpointError(f"--task {task}: nothing is drafted without outputs: --speculative must be off")
 
 
 def _serving_info(
@@ -256,13 +257,6 @@ def _resolve_block_size(arguments: argparse.Namespace) -> int:
     if arguments.block_size is not None:
         return int(arguments.block_size)
     return VLLM_BLOCK_SIZE if arguments.executor == "vllm" else DEFAULT_BLOCK_SIZE
-
-
-def _resolve_speculative(arguments: argparse.Namespace, task: Task) -> str:
-    """Return where guesses come from: by default from everything, where verifying them changes no bit and may pay."""
-    if arguments.speculative is not None:
-        return str(arguments.speculative)
-    return "suffix" if arguments.executor in ("auto", "cpu", "triton") and task is Task.GENERATE else "off"
 
 
 def _resolve_sizes(

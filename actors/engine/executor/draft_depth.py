@@ -58,6 +58,37 @@ class PassCosts:
         return costs[at - 1] + (num_tokens - nums[at - 1]) * slope + read
 
 
+@attrs.frozen
+class Drafting:
+    """What it costs to have a draft model guess, in the unit of other passes. One pass guesses a token of each row."""
+
+    costs: PassCosts
+    catch_up: Sequence[float | None]
+    """What is to be paid for the first token of each row beyond its own. None: it is not guessed by the model."""
+
+    def without_unpaid(self, chances: Sequence[Sequence[float]], cost_of_token: float) -> list[Sequence[float]]:
+        """Return the chances of each row, but none where all its tokens are worth less than what it lacks."""
+        return [
+            () if catch_up is not None and sum(of_row) * cost_of_token < catch_up else of_row
+            for of_row, catch_up in zip(chances, self.catch_up, strict=True)
+        ]
+
+    def added(self, passes: list[tuple[int, int]], row: int, depth: int, length: int) -> float:
+        """Return what a token of a row at a depth, from 0, costs in addition, if it reads so many positions.
+
+        `passes`: rows of each pass so far, and the positions that they read; this one is added.
+        """
+        catch_up = self.catch_up[row]
+        if catch_up is None:
+            return 0.0
+        if depth == len(passes):
+            passes.append((0, 0))
+        num, num_read = passes[depth]
+        passes[depth] = (num + 1, num_read + length)
+        before = self.costs.of_pass(num, num_read) if num else 0.0
+        return self.costs.of_pass(num + 1, num_read + length) - before + (0.0 if depth else catch_up)
+
+
 FREE = PassCosts((1,), (1.0,))
 """Every pass costs the same: whatever may be accepted is verified."""
 
@@ -82,26 +113,44 @@ def may_pay(most: int, step: StepSize, costs: PassCosts) -> bool:
     return any((step.num_drawn + more) / costs.of_pass(num + more, reads) > rate for more in (1, *further, most))
 
 
+@attrs.frozen
+class Depths:
+    of_rows: list[int]
+    rate: float
+    """Tokens that are to be expected for a unit of cost."""
+
+
 def choose_depths(
-    chances: Sequence[Sequence[float]], lengths: Sequence[int], most: int, step: StepSize, costs: PassCosts
-) -> list[int]:
+    chances: Sequence[Sequence[float]],
+    lengths: Sequence[int],
+    most: int,
+    step: StepSize,
+    costs: PassCosts,
+    drafting: Drafting | None = None,
+) -> Depths:
     """Return how many draft tokens of each row to verify, `most` in all: as many as make the step's tokens cheapest.
 
     `chances`: by row, how likely each of its draft tokens is accepted, not ascending; `lengths`: the positions that
-    each of its draft tokens reads.
+    each of its draft tokens reads; `drafting`: what guessing them costs.
     """
+    base = costs.of_pass(step.num_tokens, step.num_positions)
+    if drafting is not None:
+        chances = drafting.without_unpaid(chances, base / max(1, step.num_drawn))
     ranked = sorted(
         ((chance, -depth, row) for row, of_row in enumerate(chances) for depth, chance in enumerate(of_row))
     )
-    num_read, expected = 0, float(step.num_drawn)
-    best, best_num = expected / costs.of_pass(step.num_tokens, step.num_positions) * MIN_GAIN, 0
-    for num, (chance, _, row) in enumerate(ranked[::-1][:most], 1):
+    num_read, expected, guessing = 0, float(step.num_drawn), 0.0
+    passes: list[tuple[int, int]] = []
+    best, best_num = expected / base * MIN_GAIN, 0
+    for num, (chance, depth, row) in enumerate(ranked[::-1][:most], 1):
         expected += chance
         num_read += lengths[row]
-        rate = expected / costs.of_pass(step.num_tokens + num, step.num_positions, num_read)
+        if drafting is not None:
+            guessing += drafting.added(passes, row, -depth, lengths[row])
+        rate = expected / (costs.of_pass(step.num_tokens + num, step.num_positions, num_read) + guessing)
         if rate > best:
             best, best_num = rate, num
     depths = [0] * len(chances)
     for _, _, row in ranked[len(ranked) - best_num :]:
         depths[row] += 1
-    return depths
+    return Depths(depths, best)

@@ -101,6 +101,8 @@ class Draft:
     """Whether it is from what the client predicts."""
     num_forced: int = 0
     """Its first tokens that a grammar leaves no choice about."""
+    is_modeled: bool = False
+    """Whether a draft model guesses it: its tokens are not there until it is known how many are wanted."""
 
     @classmethod
     def forced(cls, token_ids: list[int], found: Draft | None) -> Draft:

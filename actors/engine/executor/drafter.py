@@ -1,7 +1,8 @@
 """Proposes the draft tokens of a step, and learns which were accepted.
 
-Called by `step_runner.py`. Drafts come from a sequence's own tokens, from what its client predicts, and, with `suffix`,
-from recent outputs of the same tenant (`recent_outputs.py`). How many are verified: `draft_depth.py`.
+Called by `step_runner.py`. Drafts come from a sequence's own tokens, from what its client predicts, with `suffix` from
+recent outputs of the same tenant (`recent_outputs.py`), and from a draft model, if there is one (`model_drafts.py`).
+How many are verified: `draft_depth.py`.
 
 What must always hold: no step verifies more than `max_tokens` draft tokens; the work is bounded by `MAX_SEARCHED`; a
 draft changes when tokens are computed, never which.
@@ -13,10 +14,12 @@ from typing import Protocol
 
 import attrs
 
-from .acceptance import Acceptance, SharedAcceptance
-from .draft_depth import FREE, PassCosts, choose_depths, may_pay
+from .acceptance import SharedAcceptance
+from .draft_depth import FREE, Drafting, PassCosts, StepSize, choose_depths, may_pay
 from .draft_lookup import MAX_MATCH, Draft, GrowingTokens, Tokens, follow, longest_match, vote
+from .model_drafts import ModelDrafts, draft_of
 from .recent_outputs import RecentOutputs
+from .sequence_drafts import Choice, Offer, SequenceDrafts
 from .sequence_state import SequenceState
 from .step_rows import StepRows
 
@@ -24,44 +27,6 @@ MIN_MATCH = 2
 """The fewest tokens that have to match."""
 MAX_SEARCHED = 1 << 20
 """Tokens that are searched in a step, a fraction of a millisecond each 100,000. Rows beyond have no draft in it."""
-
-
-_MAX_UNTRIED = 4
-"""Tokens of a draft that is not verified of which it is learned whether they were right."""
-
-
-@attrs.define(eq=False)
-class SequenceDrafts:
-    """What the drafter knows of one sequence."""
-
-    tokens: GrowingTokens
-    prediction: Tokens
-    acceptance: Acceptance
-    pending: Draft | None = None
-    """The draft that is being verified."""
-    untried: Draft | None = None
-    """A draft that is not verified, and which tokens will show to be right or wrong..."""
-    untried_at: int = 0
-    """...from this position on."""
-
-    def leave_untried(self, draft: Draft, position: int) -> None:
-        """Note a draft for the tokens from this position on, unless another is still open."""
-        if self.untried is None and not draft.num_forced:
-            token_ids = draft.token_ids[:_MAX_UNTRIED]
-            self.untried, self.untried_at = attrs.evolve(draft, token_ids=token_ids), position
-
-    def settle(self) -> None:
-        """Learn how many tokens of the untried draft were right, once that is known."""
-        if (draft := self.untried) is None:
-            return
-        num = len(draft.token_ids)
-        drawn = self.tokens.ids[self.untried_at : self.untried_at + num].tolist()
-        pairs = zip(draft.token_ids, drawn, strict=False)
-        num_right = next((at for at, (one, other) in enumerate(pairs) if one != other), len(drawn))
-        if num_right < len(drawn) or len(drawn) == num:
-            self.acceptance.note(draft.num_matched, num, num_right)
-            self.untried = None
-
 
 PATIENCE = 8
 """Steps without a draft that is worth verifying, after which none is expected."""
@@ -108,13 +73,22 @@ class Drafts(Protocol):
 class Drafter:
     """Drafts for all sequences of an executor."""
 
-    def __init__(self, *, max_depth: int, max_tokens: int, shares_outputs: bool, costs: PassCosts = FREE) -> None:
+    def __init__(
+        self,
+        *,
+        max_depth: int,
+        max_tokens: int,
+        shares_outputs: bool,
+        costs: PassCosts = FREE,
+        model: ModelDrafts | None = None,
+    ) -> None:
         """`shares_outputs`: whether recent outputs of the same tenant are searched, too."""
         self.max_depth = max_depth
         self.max_tokens = max_tokens
         self.costs = costs
         self.recent = RecentOutputs() if shares_outputs else None
-        self._acceptance = SharedAcceptance()
+        self.model = model
+        self._acceptance, self._model_acceptance = SharedAcceptance(), SharedAcceptance()
         self._by_sequence: dict[int, SequenceDrafts] = {}
         self._repeating: set[int] = set()
         """Sequences whose last draft was right, at least in part."""
@@ -138,11 +112,49 @@ class Drafter:
             self._num_in_vain = PATIENCE
             return {}
         self._num_in_vain = 0 if rows.num_going_on < len(rows.ids) else self._num_in_vain + 1
-        found: list[tuple[int, SequenceDrafts, Draft]] = []
+        choice = self._choose(rows, size)
+        chosen: dict[int, Draft] = {}
+        for offer, depth in zip(choice.offers, choice.depths, strict=True):
+            row, drafts, draft = offer.row, offer.drafts, offer.draft
+            if not depth:
+                offer.leave_untried(rows)
+                self._repeating.discard(rows.ids[row])
+                continue
+            self._num_in_vain = 0
+            depth = min(depth, rows.ends[row] - rows.starts[row] - 1)
+            if depth:
+                drafts.pending = chosen[row] = draft.cut(depth)
+                drafts.untried = drafts.untried if draft.is_modeled else None
+            else:
+                offer.leave_untried(rows)  # a later step may verify what is found then
+        return chosen if self.model is None else self._with_guesses(self.model, rows, chosen)
+
+    def _choose(self, rows: StepRows, size: StepSize) -> Choice:
+        """Return the drafts that there are for a step, and how much of each is worth verifying."""
+
+        def choose(offers: list[Offer], drafting: Drafting | None = None) -> Choice:
+            chances = [offer.drafts.chances(offer.draft) for offer in offers]
+            lengths = [rows.ends[offer.row] for offer in offers]
+            depths = choose_depths(chances, lengths, self.max_tokens, size, self.costs, drafting)
+            return Choice(offers, depths.of_rows, depths.rate)
+
+        found = self._search(rows)
+        if self.model is None:
+            return choose(found)
+        possible = [
+            Offer(row, self._drafts_of(rows.ids[row], rows.states[row]), draft_of(most))
+            for row in range(rows.num_going_on)
+            if (most := self._most(rows, row)) > 0
+        ]
+        return self.model.choose(rows, found, possible, choose)
+
+    def _search(self, rows: StepRows) -> list[Offer]:
+        """Return the drafts that are found in texts, or forced by grammars."""
+        found: list[Offer] = []
         num_searched = 0
         for place, row in enumerate(self._rows_to_search(rows)):
-            state, start = rows.states[row], rows.starts[row]
-            most = min(self.max_depth, state.max_len - 2 - start)
+            state = rows.states[row]
+            most = self._most(rows, row)
             if most <= 0:
                 continue
             drafts = self._drafts_of(rows.ids[row], state)
@@ -152,25 +164,20 @@ class Drafter:
                 break
             draft = _under_grammar(self._find(drafts, recent, state, most), state, most)
             if draft is not None:
-                found.append((row, drafts, draft))
-        if not found:
-            return {}
-        chances = [drafts.acceptance.chances(d.num_matched, d.shares, d.num_forced) for _, drafts, d in found]
-        lengths = [rows.ends[row] for row, _, _ in found]
-        depths = choose_depths(chances, lengths, self.max_tokens, size, self.costs)
-        chosen: dict[int, Draft] = {}
-        for (row, drafts, draft), depth in zip(found, depths, strict=True):
-            if not depth:
-                drafts.leave_untried(draft, len(rows.states[row].tokens))
-                self._repeating.discard(rows.ids[row])
+                found.append(Offer(row, drafts, draft))
+        return found
+
+    def _with_guesses(self, model: ModelDrafts, rows: StepRows, chosen: dict[int, Draft]) -> dict[int, Draft]:
+        """Return the drafts of a step with what the draft model guesses."""
+        for row, draft in model.guess(rows, chosen).items():
+            state, drafts = rows.states[row], self._by_sequence[rows.ids[row]]
+            drafts.pending = _under_grammar(draft, state, len(draft.token_ids)) if draft.token_ids else None
+            if drafts.pending is not None:
+                chosen[row] = drafts.pending
                 continue
-            self._num_in_vain = 0
-            depth = min(depth, rows.ends[row] - rows.starts[row] - 1)
-            if depth:
-                drafts.untried = None
-                drafts.pending = chosen[row] = draft.cut(depth)
-            else:
-                drafts.leave_untried(draft, len(rows.states[row].tokens))  # a later step may verify what is found then
+            del chosen[row]
+            if draft.token_ids:
+                drafts.note(draft, 1, 0)  # no token that the grammar allows
         return chosen
 
     def note_accepted(self, sequence_id: int, num_accepted: int) -> None:
@@ -179,22 +186,29 @@ class Drafter:
         if drafts is not None and (draft := drafts.pending) is not None:
             num_guessed, num_right = len(draft.token_ids) - draft.num_forced, num_accepted - draft.num_forced
             if num_guessed and num_right >= 0:
-                drafts.acceptance.note(draft.num_matched, num_guessed, num_right)
+                drafts.note(draft, num_guessed, num_right)
             drafts.pending = None
-            (self._repeating.add if num_accepted else self._repeating.discard)(sequence_id)
+            if not draft.is_modeled:
+                (self._repeating.add if num_accepted else self._repeating.discard)(sequence_id)
 
     def release(self, sequence_id: int, state: SequenceState) -> None:
         """Forget a sequence, but for its outputs."""
         self._by_sequence.pop(sequence_id, None)
         self._repeating.discard(sequence_id)
+        if self.model is not None:
+            self.model.release(sequence_id)
         if self.recent is not None:
             self.recent.add(state.keys[0], state.tokens, state.num_outputs)
 
     def forget_outputs(self) -> None:
         """Forget the outputs of sequences that have ended, and what they said of later ones."""
-        self._acceptance = SharedAcceptance()
+        self._acceptance, self._model_acceptance = SharedAcceptance(), SharedAcceptance()
         if self.recent is not None:
             self.recent.clear()
+
+    def _most(self, rows: StepRows, row: int) -> int:
+        """Return how many tokens of a row may be guessed: the last one that it may have is drawn behind them."""
+        return min(self.max_depth, rows.states[row].max_len - 2 - rows.starts[row])
 
     def _rows_to_search(self, rows: StepRows) -> list[int]:
         """Return rows whose text repeats or is forced, and a few others, which take turns."""
@@ -214,7 +228,10 @@ class Drafter:
         if drafts is None:
             tokens = GrowingTokens(state.tokens)
             drafts = self._by_sequence[sequence_id] = SequenceDrafts(
-                tokens, GrowingTokens(state.sampling.prediction).ids, self._acceptance.of_sequence(state.keys[0])
+                tokens,
+                GrowingTokens(state.sampling.prediction).ids,
+                self._acceptance.of_sequence(state.keys[0]),
+                self._model_acceptance.of_sequence(state.keys[0]),
             )
         elif len(drafts.tokens) < len(state.tokens):
             drafts.tokens.extend(state.tokens[len(drafts.tokens) :])

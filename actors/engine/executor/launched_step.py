@@ -26,6 +26,16 @@ from .sequence_state import SequenceState, changes_logits
 from .step_rows import StepRows
 
 
+@attrs.frozen
+class RunningStep:
+    """The step that is being executed."""
+
+    step: int
+    since: float
+    """Start time, on the monotonic clock."""
+    sequence_ids: list[int]
+
+
 @attrs.define(eq=False)
 class LaunchedStep:
     """One plan."""

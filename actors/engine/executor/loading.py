@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import attrs
 import numpy as np
 
 from quipu.kernels.backend import Backend, BackendConfig, Capabilities, KVMemory
@@ -20,9 +21,11 @@ from ...config.engine_config import EngineConfig
 from ...config.pooling_config import Task
 from ...shared.tokenizers_library import load_library
 from .draft_depth import FREE, PassCosts
+from .draft_model import DraftModel
 from .drafter import Drafter, Drafts
 from .fake_drafter import FakeDrafter
 from .grammars import GrammarMasks
+from .model_drafts import ModelDrafts
 from .pass_costs import measure_costs
 from .pooler import Pooler, Vector
 from .step_runner import Executor
@@ -56,6 +59,7 @@ def backend_config_of(config: EngineConfig) -> BackendConfig:
         enforce_eager=config.enforce_eager,
         tensor_parallel_size=config.tensor_parallel_size,
         trust_remote_code=config.trust_remote_code,
+        draft_model=None if config.draft_model is None else Path(config.draft_model),
         headless=config.task == Task.EMBED or config.pooling.is_classifier,
         # one more: while an adapter is replaced, both are loaded
         max_loras=config.max_loras + 1 if config.max_loras else 0,
@@ -76,12 +80,13 @@ def load_executor(config: EngineConfig) -> Executor:
             replies = json.loads(Path(config.fake_replies).read_text("utf-8"))
             backend.dials.replies = {int(token_id): tokens for token_id, tokens in replies.items()}
             backend.dials.eos_token_id = config.eos_token_ids[0]
-    drafter = _make_drafter(config, backend)
+    model = _load_draft_model(config, backend)
     return Executor(
         backend,
         max_num_seqs=config.max_num_seqs,
         masks=_make_masks(config),
-        drafter=drafter,
+        drafter=_make_drafter(config, backend, model),
+        others=() if model is None else (model.backend,),
         pooler=Pooler(config.pooling, _read_score_weight(config, backend)),
     )
 
@@ -102,7 +107,40 @@ def _num_draft_rows(config: EngineConfig) -> int:
     return 0 if config.speculative == "off" else min(MAX_DRAFT_ROWS, config.max_num_batched_tokens)
 
 
-def _make_drafter(config: EngineConfig, backend: Backend) -> Drafts | None:
+def _load_draft_model(config: EngineConfig, backend: Backend) -> DraftModel | None:
+    """Return the draft model, if there is one. Raises ValueError for one that cannot guess for `backend`."""
+    whole, plan = backend_config_of(config), backend.memory_plan
+    if whole.draft_model is None:
+        return None
+    if config.speculative == "off":
+        raise ValueError("--draft-model: --speculative must not be off")
+    try:
+        loaded = load_backend(
+            backend.capabilities.name,
+            attrs.evolve(
+                whole,
+                model_path=whole.draft_model,
+                draft_model=None,
+                num_blocks=plan.num_blocks,
+                max_model_len=plan.max_model_len,
+                may_shorten=False,
+                host_tier_bytes=0,
+                num_staged_blocks=0,
+                shares_cache=False,
+                activations="auto",
+                max_loras=0,
+            ),
+        )
+    except ValueError as error:
+        raise ValueError(f"--draft-model {whole.draft_model}: {error}") from None
+    if config.draft_model_costs is not None:
+        costs = PassCosts.of(dict(config.draft_model_costs))
+    else:
+        costs = measure_costs(loaded, min(config.max_num_seqs, _num_draft_rows(config)), plan.max_model_len)
+    return DraftModel(loaded, costs, max_num_tokens=config.max_num_batched_tokens)
+
+
+def _make_drafter(config: EngineConfig, backend: Backend, model: DraftModel | None) -> Drafts | None:
     """Return what guesses tokens, if anything does. Raises ValueError if the backend cannot verify them."""
     if config.speculative == "off":
         return FakeDrafter(backend) if isinstance(backend, FakeBackend) else None
@@ -120,6 +158,7 @@ def _make_drafter(config: EngineConfig, backend: Backend) -> Drafts | None:
         max_tokens=_num_draft_rows(config),
         shares_outputs=config.speculative == "suffix",
         costs=costs,
+        model=None if model is None else ModelDrafts(model),
     )
 
 

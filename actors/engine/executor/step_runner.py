@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -39,21 +40,11 @@ from .block_copies import confirmed_copies
 from .block_tags import BlockTags
 from .drafter import Drafts
 from .grammars import MaskMaker, NoMasks
-from .launched_step import LaunchedStep
+from .launched_step import LaunchedStep, RunningStep
 from .loaded_adapters import LoadedAdapters
 from .pooler import LAST_TOKEN, Pooler
 from .sequence_table import SequenceTable
 from .step_rows import StepRows
-
-
-@attrs.frozen
-class RunningStep:
-    """The step that is being executed."""
-
-    step: int
-    since: float
-    """Start time, on the monotonic clock."""
-    sequence_ids: list[int]
 
 
 class Executor:
@@ -67,9 +58,14 @@ class Executor:
         masks: MaskMaker | None = None,
         drafter: Drafts | None = None,
         pooler: Pooler = LAST_TOKEN,
+        others: Sequence[Backend] = (),
     ) -> None:
-        """Without `masks`, sequences whose output has to match a grammar fail."""
+        """Without `masks`, sequences whose output has to match a grammar fail.
+
+        `others`: further backends that `drafter` uses. They are prepared and closed like the executor's own.
+        """
         self.backend = backend
+        self._others = others
         self._masks = masks or NoMasks()
         self.drafter = drafter
         self._pooler = pooler
@@ -108,9 +104,10 @@ class Executor:
         self._masks.warm_up()
 
     def close(self) -> None:
-        """End the grammar processes and free the backend's memory. No pass may be running."""
+        """End the grammar processes and free the backends' memory. No pass may be running."""
         self._masks.close()
-        self.backend.close()
+        for backend in (self.backend, *self._others):
+            backend.close()
 
     @staticmethod
     def is_fatal(error: BaseException) -> bool:
@@ -138,7 +135,7 @@ class Executor:
 
     def while_idle(self) -> bool:
         """Let the backend prepare later passes, if there are no sequences. Return whether there may be more to do."""
-        return not self._sequences and self.backend.while_idle()
+        return not self._sequences and any(one.while_idle() for one in (self.backend, *self._others))
 
     def drop_sequences(self) -> None:
         """Forget all sequences and any failed generation. No pass may be running; blocks keep their tags."""

@@ -17,7 +17,7 @@ LINEAR = PassCosts.of({1: 1.0, 2: 2.0})
 def depths_of(chances: list[list[float]], most: int, costs: PassCosts, others: int = 0) -> list[int]:
     """Return the depths for rows that read nothing, beside so many other tokens."""
     step = StepSize(len(chances) + others, len(chances), 0)
-    return choose_depths(chances, [0] * len(chances), most, step, costs)
+    return choose_depths(chances, [0] * len(chances), most, step, costs).of_rows
 
 
 def test_costs_between_and_beyond_points() -> None:
@@ -42,7 +42,7 @@ def test_long_context_costs() -> None:
     """Where reading KV costs, a draft that is behind a long context is verified less far."""
     costs, step = PassCosts.of({1: 10.0, 2: 10.1}, 0.01), StepSize(1, 1, 100)
     chances = [[0.9**depth for depth in range(1, 9)]]
-    near, far = (choose_depths(chances, [length], 64, step, costs)[0] for length in (100, 700))
+    near, far = (choose_depths(chances, [length], 64, step, costs).of_rows[0] for length in (100, 700))
     assert far < near == 8
 
 
@@ -78,5 +78,5 @@ def test_nothing_pays_where_certain_drafts_do_not(
     """`may_pay` says whether drafts that are certain would be verified."""
     costs = PassCosts.of({n: 1.0 + sum(steps[: n - 1]) for n in points})
     step = StepSize(num_drawn + 1, num_drawn, 0)
-    depths = choose_depths([[1.0] * most], [0], most, step, costs)
+    depths = choose_depths([[1.0] * most], [0], most, step, costs).of_rows
     assert may_pay(most, step, costs) == (depths != [0])

@@ -81,7 +81,7 @@ def rates(costs: PassCosts, true: PassCosts) -> list[float]:
     found = []
     for num in (1, 8, 32):
         for draft in DRAFTS:
-            depths = choose_depths([draft] * num, [0] * num, 64, StepSize(num, num, 0), costs)
+            depths = choose_depths([draft] * num, [0] * num, 64, StepSize(num, num, 0), costs).of_rows
             num_tokens = num + sum(sum(draft[:depth]) for depth in depths)
             found.append(num_tokens / true.of_pass(num + sum(depths)))
     return found
