@@ -164,6 +164,7 @@ async def test_reranker_counts_each_pair(autojump_clock: trio.abc.Clock) -> None
         ("/score", {"text_1": "x", "text_2": ["x"] * 513}, "text_2"),
         ("/score", {"text_1": "x", "text_2": []}, "text_2"),
         ("/rerank", {"documents": ["x"]}, "query"),
+        ("/rerank", {"query": "", "documents": ["x"]}, "query"),
         ("/rerank", {"query": "x"}, "documents"),
         ("/rerank", {"query": "x", "documents": []}, "documents"),
         ("/rerank", {"query": "x", "documents": ["x", {"txt": "y"}]}, "documents[1]"),

@@ -16,12 +16,12 @@ from quart_trio import QuartTrio
 
 from quipu.actors.request_desk.interface import Desk, ServingInfo
 
-from ..request.errors import bad_value, no_model, speaks_anthropic
+from ..request.errors import no_model, speaks_anthropic
 from ..request.request_context import current_request_context
 from .generation import visible_to
 from .model_schemas import DEFAULT_LIMIT, LIST, MAX_LIMIT, ONE
 from .operation import route
-from .query import Parameters
+from .query import Parameters, no_such_item
 
 OWNER = "quipu"
 AGENT_INSTRUCTIONS = (
@@ -130,7 +130,7 @@ def _place(names: Sequence[str], parameters: Parameters, cursor: str, default: i
     if name is None:
         return default
     if name not in names:
-        raise bad_value(cursor, "must be the id of a model in this list")
+        raise no_such_item(cursor)
     return names.index(name)
 
 

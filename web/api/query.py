@@ -15,7 +15,7 @@ from typing import Final
 
 from werkzeug.datastructures import MultiDict
 
-from ..request.errors import bad_value, invalid
+from ..request.errors import APIError, bad_value, invalid
 from .fields import wrong_type
 
 LATEST: Final = 253_402_300_799
@@ -112,6 +112,11 @@ class Parameters:
         for name, why in reasons.items():
             if name in self._lists:
                 raise invalid(f"Unsupported parameter: `{name}`: {why}.", name, "unsupported_parameter")
+
+
+def no_such_item(cursor: str) -> APIError:
+    """Return the error of a cursor that is no item of the list."""
+    return bad_value(cursor, "must be the id of an item in this list")
 
 
 def listed(allowed: Iterable[str]) -> str:

@@ -167,8 +167,10 @@ async def test_batches_are_listed_page_by_page(tmp_path: Path) -> None:
             await bench.ended(batch_id)
         _, first = await bench.request("GET", "/v1/batches?limit=2")
         _, rest = await bench.request("GET", f"/v1/batches?limit=2&after={first['last_id']}")
+        unknown, refused = await bench.request("GET", "/v1/batches?after=batch_other")
     assert [batch["id"] for batch in first["data"]] == ids[:0:-1] and first["has_more"] is True
     assert [batch["id"] for batch in rest["data"]] == ids[:1] and rest["has_more"] is False
+    assert (unknown, refused["error"]["param"]) == (400, "after"), "no empty page: a client would take it for the end"
 
 
 async def test_open_batches_of_a_tenant_are_bounded(tmp_path: Path) -> None:

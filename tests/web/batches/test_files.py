@@ -39,6 +39,8 @@ async def test_uploaded_file_comes_back(tmp_path: Path) -> None:
         assert await bench.request("GET", f"/v1/files/{file['id']}") == (200, file)
         _, listed = await bench.request("GET", "/v1/files?purpose=batch&limit=5")
         assert listed["data"] == [file] and listed["has_more"] is False
+        unknown, refused = await bench.request("GET", "/v1/files?after=file-other")
+        assert (unknown, refused["error"]["param"]) == (400, "after")
         assert await bench.content(file["id"]) == data
     assert modes_of(tmp_path) == {0o700, 0o600}
 
@@ -146,8 +148,10 @@ async def test_tenants_see_their_own(tmp_path: Path) -> None:
             ("POST", f"/v1/batches/{done['id']}/cancel"),
         ):
             assert (await bench.request(method, path, b"", other))[0] == 404, path
-        for path in ("/v1/files", "/v1/batches", f"/v1/files?after={file_id}"):
+        for path in ("/v1/files", "/v1/batches"):
             assert (await bench.request("GET", path, b"", other))[1]["data"] == []
+        theirs, nobodys = [await bench.request("GET", f"/v1/files?after={at}", b"", other) for at in (file_id, "file-x")]
+        assert theirs == nobodys and theirs[0] == 400
         body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
         assert (await bench.request("POST", "/v1/batches", body, other))[0] == 404
 

@@ -183,3 +183,12 @@ def test_brackets_before_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
         lines += cutter.feed(body[start : start + 8192])
     assert cutter.num_requests == 1 and lines.startswith(b'{"custom_id":"a"')
     assert pattern.num_bytes < 2 * len(body)
+
+
+@pytest.mark.parametrize("query", ["after_id=other", "before_id=other", "after_id=x&before_id=y", "limit=0"])
+async def test_bad_page_is_refused(tmp_path: Path, query: str) -> None:
+    """A page that begins nowhere is an error: a client would take an empty one for the end of the list."""
+    async with batch_server(tmp_path) as bench:
+        status, answer = await bench.request("GET", f"{PATH}?{query}")
+    param = "before_id" if "&" in query else query.partition("=")[0]
+    assert status == 400 and param in answer["error"]["message"], answer

@@ -28,7 +28,7 @@ from ...batches.file_uploads import MESSAGE_BATCH, Uploads, new_file
 from ...request.errors import bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
 from ..operation import route
-from ..query import Parameters
+from ..query import Parameters, no_such_item
 from ..stored_files import check_room, content_of
 from .batch_requests import write_requests
 from .message_batch_schemas import CANCEL, CREATE, DELETE, GET, LIST, MAX_LISTED, RESULTS
@@ -80,6 +80,9 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
         after, before = parameters.text("after_id"), parameters.text("before_id")
         if after is not None and before is not None:
             raise bad_value("before_id", "not allowed together with `after_id`")
+        for name, cursor in (("after_id", after), ("before_id", before)):
+            if cursor is not None and await service.call(service.store.batch, tenant, Api.ANTHROPIC, cursor) is None:
+                raise no_such_item(name)
         found = await service.call(service.store.batches, tenant, Api.ANTHROPIC, after, before, limit + 1)
         batches = found[-limit:] if before is not None else found[:limit]
         shown = [_describe(service.current(batch)) for batch in batches]

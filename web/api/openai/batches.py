@@ -27,7 +27,7 @@ from ...request.errors import APIError, bad_value, not_found, quoted
 from ...request.request_context import current_request_context
 from ..fields import Fields, wrong_type
 from ..operation import route
-from ..query import Parameters
+from ..query import Parameters, no_such_item
 from ..small_body import read_small_body
 from ..stored_files import check_room
 from .file_schemas import (
@@ -91,6 +91,8 @@ def install_batches(app: QuartTrio, service: BatchService) -> None:
     async def list_batches() -> Response:
         tenant, parameters = current_request_context().principal.tenant, Parameters(request.args)
         limit, after = parameters.whole("limit", 1, MAX_BATCHES_LISTED) or DEFAULT_LISTED, parameters.text("after")
+        if after is not None and await service.call(service.store.batch, tenant, Api.OPENAI, after) is None:
+            raise no_such_item("after")
         found = await service.call(service.store.batches, tenant, Api.OPENAI, after, None, limit + 1)
         shown = [describe_batch(service.current(batch)) for batch in found[:limit]]
         return _json(

@@ -26,7 +26,7 @@ from ...request.errors import bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
 from ..fields import missing
 from ..operation import route
-from ..query import Parameters
+from ..query import Parameters, no_such_item
 from ..stored_files import content_of
 from ..upload_forms import read_form
 from ..whole_response import whole_response
@@ -75,6 +75,10 @@ def install_files(app: QuartTrio, service: BatchService) -> None:
         limit = parameters.whole("limit", 1, MAX_FILES_LISTED) or MAX_FILES_LISTED
         newest_first = parameters.choice("order", ("asc", "desc"), "desc") == "desc"
         purpose, after = parameters.text("purpose"), parameters.text("after")
+        if after is not None:
+            cursor = await service.call(service.store.file, tenant, after)
+            if cursor is None or cursor.is_hidden:
+                raise no_such_item("after")
         found = await service.call(service.store.files, tenant, purpose, after, limit + 1, newest_first)
         return await whole_response(_listed(found, limit))
 

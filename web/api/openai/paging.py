@@ -7,8 +7,7 @@ from quart import request
 from quipu.actors.response_store.object_tables import ObjectTables
 from quipu.actors.response_store.stored import Kind, NoSuchItem, Page, PageQuery
 
-from ...request.errors import APIError, bad_value
-from ..query import Parameters
+from ..query import Parameters, no_such_item
 from .responses import check_included
 from .store_door import StoreDoor, is_stored_id, no_object
 
@@ -20,7 +19,7 @@ def read_query(parameters: Parameters, *, default_order: str = "desc") -> PageQu
     """Return which page the current request asks for. Raises APIError."""
     after = parameters.text("after")
     if after is not None and not is_stored_id(after):
-        raise no_such_cursor()
+        raise no_such_item("after")
     limit = parameters.whole("limit", 1, MAX_LIMIT)
     order = parameters.choice("order", ("asc", "desc"), default_order)
     return PageQuery(after=after, limit=DEFAULT_LIMIT if limit is None else limit, is_ascending=order == "asc")
@@ -36,11 +35,7 @@ async def read_page(door: StoreDoor, tenant: str, kind: Kind, object_id: str, *,
         try:
             page = await door.call(ObjectTables.page, tenant, kind, object_id, query)
         except NoSuchItem:
-            raise no_such_cursor() from None
+            raise no_such_item("after") from None
     if page is None:
         raise no_object(kind, object_id)
     return page
-
-
-def no_such_cursor() -> APIError:
-    return bad_value("after", "must be the id of an item in this list")

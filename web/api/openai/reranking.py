@@ -68,6 +68,8 @@ async def read_rerank(endpoint: str, parsed: ParsedRequest) -> Reply:
     model = read_model(body, info)
     body.refuse_unsupported()
     query, instruction = body.text("query"), body.optional_text("instruction")
+    if not query:
+        raise bad_value("query", "must not be empty")
     documents = _read_documents(body, most)
     top_n = body.integer("top_n") or len(documents)
     returns = body.flag("return_documents") if body.get("return_documents") is not None else endpoint != COHERE

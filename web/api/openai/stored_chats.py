@@ -34,12 +34,12 @@ from ..item_shapes import NEW_METADATA
 from ..keeping import Keeper
 from ..operation import route
 from ..pace import Pace
-from ..query import Parameters
+from ..query import Parameters, no_such_item
 from ..small_body import read_small_body
 from ..stream import Transcript
 from ..whole_response import joined
 from . import stored_schemas as schemas
-from .paging import no_such_cursor, read_page, read_query
+from .paging import read_page, read_query
 from .responses_echo import read_metadata
 from .store_door import StoreDoor, is_stored_id, no_object, not_stored
 from .stored_items import page_body
@@ -176,7 +176,7 @@ def _install_list(app: QuartTrio, door: StoreDoor) -> None:
                 ObjectTables.list_objects, _tenant(), _KIND, query, parameters.text("model"), filters
             )
         except NoSuchItem:
-            raise no_such_cursor() from None
+            raise no_such_item("after") from None
         ids = [found.object_id for found in page.objects]
         first, last = (ids[0], ids[-1]) if ids else (None, None)
         rest = orjson.dumps({"first_id": first, "last_id": last, "has_more": page.has_more})[1:]
