@@ -215,6 +215,8 @@ class Drafter:
         repeating: list[int] = []
         others: list[int] = []
         for row in range(rows.num_going_on):
+            if rows.states[row].has_ended:
+                continue  # planned before that was known: what it draws is given to nobody
             is_known = rows.ids[row] in self._repeating or _forced_next(rows.states[row])
             (repeating if is_known else others).append(row)
         self._num_steps += 1

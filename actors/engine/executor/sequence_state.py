@@ -97,6 +97,11 @@ class SequenceState:
             self.grammar = SequenceGrammar(self.sampling.grammar, outputs, ends_early=not self.sampling.ignore_eos)
         return self.grammar
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last token ends it."""
+        return self.tokens[-1] in self.stop_ids
+
     def up_to_its_end(self, token_ids: list[int]) -> list[int]:
         """Return these tokens up to and including the first one that ends the sequence."""
         for at, token_id in enumerate(token_ids, 1):

@@ -86,6 +86,22 @@ def test_recent_outputs(shares: bool) -> None:
     assert num_kept("a") == 0, "a reset must forget outputs"
 
 
+def test_nothing_is_drafted_behind_an_end() -> None:
+    """A step that was planned before it was known that a sequence has ended verifies no drafts of it: they would be
+    given to nobody, and count as accepted."""
+    answer = [5, 6, 7, 8, 9] * 5
+    bench = DraftingBench(replies={-1: [*answer, 99, *answer, 99]})
+    (submission,) = bench.submit([9, 99, 5, 6, 7, 8], 100, stop_token_ids=(99,))
+    bench.finish()
+    bench.check_at_rest()
+    assert submission.tokens == [*answer, 99]
+    done = [result for result in bench.handled if isinstance(result, StepDone)]
+    starts = [d.row_starts[row] for d in done for row in d.draft_rows]
+    assert len(starts) > 3 and max(starts) < len(submission.prompt) + len(submission.tokens) - 1
+    num_yielded = sum(1 + num_kept for _, num_kept in bench.drafted())
+    assert num_yielded <= len(submission.tokens)
+
+
 def test_prediction() -> None:
     """What the client predicts is drafted from the first output on; where it is wrong, from where it is right again."""
     answer = list(range(100, 160))
