@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -32,6 +33,7 @@ Body = dict[str, Any]
 class Found:
     """What the drafts of some requests were worth."""
 
+    num_requests: int
     num_tokens: int
     num_drafts: int
     num_drafted: int
@@ -51,9 +53,13 @@ class Found:
         return cls(**{field.name: row[field.name] for field in attrs.fields(cls)})
 
     def rates(self) -> list[float]:
-        """Return how likely each token of a draft is accepted, if those before it were."""
-        before = (self.num_drafts, *self.accepted_at)
-        return [at / max(1, earlier) for earlier, at in zip(before, self.accepted_at, strict=False)]
+        """Return how likely a step has a draft, then how likely each of its tokens is right, if those before it are.
+
+        A prompt's own step draws the first token of an answer and has none.
+        """
+        num_steps = self.num_tokens - self.num_accepted - self.num_requests
+        counts = (num_steps, self.num_drafts, *self.accepted_at)
+        return [at / max(1, earlier) for earlier, at in pairwise(counts)]
 
 
 def copy_editing(random: Random) -> Iterator[Body]:
@@ -147,10 +153,12 @@ def measure_text(base_url: str, name: str, cases: Iterable[int], prefix: str = "
     """Ask a server for texts of one kind, and return what its drafts were worth. `prefix`: of its metrics."""
     client = Client(base_url)
     before = _counters(base_url, prefix)
+    num_requests = 0
     for case in cases:
         for body in TEXTS[name](Random(f"{HELD_OUT} {name} {case}")):
             client.chat(**body)
-    return _difference(before, _counters(base_url, prefix), prefix)
+            num_requests += 1
+    return _difference(before, _counters(base_url, prefix), prefix, num_requests)
 
 
 def _counters(base_url: str, prefix: str) -> dict[str, float]:
@@ -159,7 +167,7 @@ def _counters(base_url: str, prefix: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def _difference(before: dict[str, float], after: dict[str, float], prefix: str) -> Found:
+def _difference(before: dict[str, float], after: dict[str, float], prefix: str, num_requests: int) -> Found:
     def risen(name: str, label: str = "") -> int:
         return sum(
             int(value - before.get(series, 0))
@@ -171,6 +179,7 @@ def _difference(before: dict[str, float], after: dict[str, float], prefix: str) 
     while at := risen("spec_decode_num_accepted_tokens_per_pos", f'position="{len(accepted_at)}"'):
         accepted_at.append(at)
     return Found(
+        num_requests=num_requests,
         num_tokens=risen("generation_tokens"),
         num_drafts=risen("spec_decode_num_drafts"),
         num_drafted=risen("spec_decode_num_draft_tokens"),

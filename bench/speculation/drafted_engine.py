@@ -1,7 +1,8 @@
 """What drafts are worth in the shape of Qwen3-0.6B with dummy weights, beside the same engine without.
 
 Dummy weights repeat nothing of use, so what is drafted is what the engine without drafts has drawn, with wrong tokens
-as often as drafts of the demo model are wrong. How many are verified is decided as always.
+as often as drafts of the demo model are wrong, in as many of its steps as have drafts. How many are verified is decided
+as always, and texts are searched as always, for what that costs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ import attrs
 from bench.driven_engine import DrivenEngine, Served, running
 from bench.shapes import QWEN3_06B as SHAPE
 from quipu.actors.config.engine_config import EngineConfig
-from quipu.actors.engine.executor.draft_lookup import MAX_MATCH, Draft, Tokens
+from quipu.actors.engine.executor.acceptance import Kind, Place, Source
+from quipu.actors.engine.executor.draft_lookup import MAX_MATCH, Tokens
+from quipu.actors.engine.executor.draft_search import Draft
 from quipu.actors.engine.executor.drafter import Drafter
 from quipu.actors.engine.executor.sequence_drafts import SequenceDrafts
 from quipu.actors.engine.executor.sequence_state import SequenceState
 
 PROMPT_TOKENS = 128
+FIRST = Kind.of(Source.PROMPT, Place.NEXT, MAX_MATCH, 1, 1)
+FURTHER = FIRST.of_further(1, 1)
+"""How tokens of a draft are said to have been found."""
 RANDOM = "random"
 """Text in which nothing repeats, as `suffix` finds drafts in it."""
 
@@ -33,7 +39,7 @@ class ReplayingDrafter(Drafter):
     """Drafts what a sequence is known to draw, and wrong tokens at given rates."""
 
     def __init__(self, drafter: Drafter, rates: Sequence[float], known: Sequence[Sequence[int]]) -> None:
-        """`known`: prompts with the outputs that follow them."""
+        """`rates`: as `Found.rates` returns them. `known`: prompts with the outputs that follow them."""
         super().__init__(
             max_depth=drafter.max_depth, max_tokens=drafter.max_tokens, shares_outputs=False, costs=drafter.costs
         )
@@ -41,13 +47,19 @@ class ReplayingDrafter(Drafter):
         self._known = {tuple(tokens[:PROMPT_TOKENS]): list(tokens) for tokens in known}
         self._random = Random(1)
 
-    def _find(self, drafts: SequenceDrafts, recent: Tokens | None, state: SequenceState, most: int) -> Draft | None:
+    def _find(
+        self, drafts: SequenceDrafts, recent: Tokens | None, state: SequenceState, most: int, num_searches: int
+    ) -> Draft:
+        super()._find(drafts, recent, state, most, num_searches)
+        is_there, *rates = self._rates or [0.0]
+        if self._random.random() >= is_there:
+            return Draft([], [])
         known = self._known[tuple(state.tokens[:PROMPT_TOKENS])]
         draft = known[len(state.tokens) : len(state.tokens) + most]
-        for at, rate in enumerate((*self._rates, *[0.0] * most)[: len(draft)]):
+        for at, rate in enumerate((*rates, *[0.0] * most)[: len(draft)]):
             if self._random.random() >= rate:
                 draft[at] ^= 1
-        return Draft(draft, [1.0] * len(draft), MAX_MATCH) if draft else None
+        return Draft(draft, [FIRST, *[FURTHER] * (len(draft) - 1)][: len(draft)])
 
 
 @attrs.frozen

@@ -273,7 +273,7 @@ FORM = {
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_forced_tokens_are_drafted(temperature: float) -> None:
-    """What a grammar leaves no choice about is verified several tokens at a time, and is always right: the same text,
+    """What a grammar leaves no choice about is verified several tokens at a time, and guesses behind it: the same text,
     scores and usage in fewer steps, though little of it repeats."""
     fields = {"grammar": schema(FORM), "temperature": temperature, "seed": 7, "max_tokens": 26, "logprobs": 3}
     async with opened() as client:
@@ -286,7 +286,7 @@ async def test_forced_tokens_are_drafted(temperature: float) -> None:
     assert answer.texts[0].startswith('{"one thing":"')
     record = answer.record
     assert record.accepted_draft_tokens > 0.5 * record.completion_tokens
-    assert record.accepted_draft_tokens > 0.9 * record.draft_tokens
+    assert record.accepted_draft_tokens > 0.6 * record.draft_tokens
 
 
 async def test_prediction() -> None:

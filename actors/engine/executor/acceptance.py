@@ -10,18 +10,26 @@ here; sequences of one tenant and salt learn from no other's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from enum import IntEnum
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 import attrs
 
-_FIRST = (0.3, 0.5, 0.65, 0.8)
-"""How likely the first token of a draft is assumed to be right whose match has 1 to 3, 4 to 7, 8 to 15, and more
-tokens..."""
-_NEXT = 0.75
-"""...and each further one, if those before it are: text that begins to repeat goes on to."""
+from .draft_lookup import LEVELS
+
+_BY_LENGTH = (0.25, 0.4, 0.5, 0.65, 0.85)
+"""How likely what followed a match is assumed to be right, by the match's level, if there is one occurrence..."""
+_BY_AGREEMENT = (1.0, 1.2, 1.3, 1.1, 0.7, 0.4, 0.2)
+"""...and by what factor more or less where several agree or do not. Also:"""
+_BEHIND_GAP = 0.8
+_MOST = 0.9
+_FURTHER = (0.75, 0.8, 0.85, 0.7, 0.5, 0.3, 0.12)
+"""How likely a further token is, by agreement, if those before it are right: text that begins to repeat goes on to."""
 _PRIOR_WEIGHT = 3.0
 """As many tokens as would say so."""
 _DECAY = 0.93
@@ -32,13 +40,70 @@ MAX_ROOTS = 256
 """Root keys whose acceptance is kept; the one that was used least recently makes room."""
 
 
+class Source(IntEnum):
+    """Whose text it is that says how a sequence goes on."""
+
+    PREDICTION = 0
+    PROMPT = 1
+    OUTPUT = 2
+    """Of the sequence itself."""
+    RECENT = 3
+    """Outputs of others of the same tenant."""
+    MODEL = 4
+    """No text: a draft model."""
+
+
+class Place(IntEnum):
+    """Where in that text a token was found."""
+
+    NEXT = 0
+    """Right after what matches the output's end..."""
+    BEHIND_GAP = 1
+    """...behind a gap after that..."""
+    FURTHER = 2
+    """...or after a token that was found in one of these ways."""
+
+
+class Kind(NamedTuple):
+    """How a draft token was found. Tokens of one kind are assumed to be right equally often."""
+
+    source: Source
+    place: Place
+    length: int
+    """Of the match, by levels; 0 if that does not matter."""
+    agreement: int
+    """Of the occurrences, by how many there are and agree."""
+
+    @classmethod
+    def of(cls, source: Source, place: Place, num_matched: int, num_agreeing: int, num_voters: int) -> Kind:
+        return cls(source, place, bisect_right(LEVELS, num_matched) - 1, _agreement(num_agreeing, num_voters))
+
+    def of_further(self, num_agreeing: int, num_voters: int) -> Kind:
+        """Return the kind of a token that followed one of this kind."""
+        return Kind(self.source, Place.FURTHER, 0, _agreement(num_agreeing, num_voters))
+
+    @property
+    def assumed(self) -> float:
+        """How likely such a token is assumed to be right, before any was tried."""
+        if self.place is Place.FURTHER:
+            return _FURTHER[self.agreement]
+        likely = min(_MOST, _BY_LENGTH[self.length] * _BY_AGREEMENT[self.agreement])
+        return likely * _BEHIND_GAP if self.place is Place.BEHIND_GAP else likely
+
+
+def _agreement(num_agreeing: int, num_voters: int) -> int:
+    if num_agreeing == num_voters:
+        return min(num_voters.bit_length() - 1, 2)
+    return 6 - min(3, num_agreeing * 4 // num_voters)
+
+
 @attrs.define
-class _Share:
+class Share:
     """A share of tokens that were right, of those tried lately."""
 
     assumed: float
     """Where nothing is known."""
-    wider: _Share | None = None
+    wider: Share | None = None
     """The same of more sequences: this one's is assumed to be like it."""
     tried: float = 0.0
     right: float = 0.0
@@ -58,37 +123,34 @@ class _Share:
         self.right = self.right * decay + right
 
 
-@attrs.frozen
+@attrs.define
 class Acceptance:
-    """How often draft tokens were accepted, the first ones by the length of their match."""
+    """How often draft tokens were right, by how they were found."""
 
-    first: tuple[_Share, ...] = attrs.field(factory=lambda: tuple(_Share(assumed) for assumed in _FIRST))
-    next: _Share = attrs.field(factory=lambda: _Share(_NEXT))
+    wider: Acceptance | None = None
+    """That of more sequences, which learns from this one, too."""
+    _shares: dict[Kind, Share] = attrs.field(factory=dict)
 
-    @classmethod
-    def within(cls, wider: Acceptance) -> Acceptance:
-        """Return that of one more sequence of those that `wider` is about, which learns from it, too."""
-        firsts = tuple(_Share(assumed, one) for assumed, one in zip(_FIRST, wider.first, strict=True))
-        return cls(firsts, _Share(_NEXT, wider.next))
+    def of(self, kind: Kind) -> float:
+        """Return how likely a token is right that was found like that, if those before it are."""
+        return self.share(kind).value
 
-    def chances(self, num_matched: int, shares: Sequence[float], num_certain: int = 0) -> list[float]:
-        """Return how likely each token of a draft is accepted. The first `num_certain` are.
+    def chances(self, kinds: Sequence[Kind], num_certain: int = 0) -> list[float]:
+        """Return how likely each token of a draft is accepted: those that are certain, and guesses behind them."""
+        return [*[1.0] * num_certain, *accumulate(map(self.of, kinds), mul)]
 
-        `shares` says of each how likely it is, if those before it are right, as far as the search can tell.
-        """
-        first, following = self.first[_kind(num_matched)].value, self.next.value
-        guessed = (share * (following if at else first) for at, share in enumerate(shares[num_certain:]))
-        return [*[1.0] * num_certain, *accumulate(guessed, mul)]
+    def note(self, kinds: Sequence[Kind], num_right: int) -> None:
+        """Record how many of a draft's guesses were right. Those after the first one that was wrong say nothing."""
+        for place, kind in enumerate(kinds[: num_right + 1]):
+            self.share(kind).add(1, int(place < num_right))
 
-    def note(self, num_matched: int, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of a draft were right. Those after the first one that was wrong say nothing."""
-        self.first[_kind(num_matched)].add(1, min(num_accepted, 1))
-        if num_accepted and num_drafted > 1:
-            self.next.add(min(num_accepted, num_drafted - 1), num_accepted - 1)
-
-
-def _kind(num_matched: int) -> int:
-    return min(max(num_matched.bit_length() - 2, 0), len(_FIRST) - 1)
+    def share(self, kind: Kind) -> Share:
+        """Return what is known of a kind."""
+        share = self._shares.get(kind)
+        if share is None:
+            wider = None if self.wider is None else self.wider.share(kind)
+            share = self._shares[kind] = Share(kind.assumed, wider)
+        return share
 
 
 class SharedAcceptance:
@@ -106,4 +168,4 @@ class SharedAcceptance:
         self._by_root.move_to_end(root_key)
         if len(self._by_root) > MAX_ROOTS:
             self._by_root.popitem(last=False)
-        return Acceptance.within(shared)
+        return Acceptance(shared)

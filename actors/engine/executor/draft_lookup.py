@@ -1,15 +1,15 @@
-"""Finds drafts in token sequences: where the end of an output occurs earlier, and what followed there.
+"""Finds the end of an output in token sequences: where it occurs earlier, and what followed there.
 
-Pure. Used by `drafter.py`, with a sequence's own tokens, what its client predicts, and outputs of the same tenant.
+Pure. Used by `draft_search.py`, with a sequence's own tokens, what its client predicts, and outputs of the same tenant.
 
-What must always hold: the work is one pass over the tokens searched, in numpy; a draft ends where the tokens end, and
-before a separator.
+What must always hold: the work is one pass over the tokens searched, in numpy; what follows ends where the tokens end,
+and before a separator.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -22,10 +22,14 @@ SEPARATOR = -1
 """Stands between texts that do not belong together; no token."""
 MAX_MATCH = 16
 """The most tokens of an output's end that are compared."""
-MAX_OCCURRENCES = 1024
+MAX_OCCURRENCES = 128
 """Occurrences of the last token that are compared further: the latest. A text of one token has as many as tokens."""
-_MAX_VOTERS = 32
+MAX_VOTERS = 32
 """Occurrences that are followed: the latest."""
+LEVELS = (1, 2, 3, 6, MAX_MATCH)
+"""Least numbers of tokens that match, each of which has a guess of its own: few long matches may say something else
+than many short ones, and either may be right."""
+_BACK_M: Positions = np.arange(MAX_MATCH)
 
 
 class GrowingTokens:
@@ -61,95 +65,89 @@ class GrowingTokens:
 
 
 @attrs.frozen
-class Match:
-    """Occurrences of the longest end of an output that was found."""
+class Occurrences:
+    """Where the end of an output occurs, the latest last."""
 
-    num_tokens: int
-    """How many tokens match."""
-    nexts: Positions
-    """Where the tokens that followed stand, ascending; not empty."""
+    nexts: list[int]
+    """Where the tokens that followed stand..."""
+    token_ids: list[int]
+    """...which those are, never a separator..."""
+    num_matched: list[int]
+    """...and how many tokens before match."""
 
 
-def longest_match(searched_T: Tokens, end_E: Tokens, least: int) -> Match | None:
-    """Find the longest end of `end_E`, of at least `least` tokens, that something follows in `searched_T`.
+def find_occurrences(searched_T: Tokens, end_E: Tokens, *, gap: int = 0) -> Occurrences | None:
+    """Find the last token of `end_E`, and how many tokens before it match, too, wherever something follows.
 
-    Of its last token, only the latest `MAX_OCCURRENCES` are looked at.
+    `gap`: tokens between `end_E` and what is to follow, which may be any in both texts.
     """
-    if not len(end_E) or len(searched_T) < 2:
+    end_E = end_E[-MAX_MATCH:]
+    if not len(end_E) or len(searched_T) < 2 + gap:
         return None
-    lasts = np.flatnonzero(searched_T[:-1] == end_E[-1])[-MAX_OCCURRENCES:]
-    num_tokens = min(1, len(lasts))
-    while len(lasts) and num_tokens < len(end_E):
-        longer = lasts[lasts >= num_tokens]
-        longer = longer[searched_T[longer - num_tokens] == end_E[-1 - num_tokens]]
-        if not len(longer):
-            break
-        lasts, num_tokens = longer, num_tokens + 1
-    nexts = lasts + 1
-    nexts = nexts[searched_T[nexts] != SEPARATOR]
-    return Match(num_tokens, nexts) if num_tokens >= least and len(nexts) else None
+    at_N = np.flatnonzero(searched_T[: -1 - gap] == end_E[-1])[-MAX_OCCURRENCES:]
+    if not len(at_N):
+        return None
+    back_NM = at_N[:, np.newaxis] - _BACK_M[: len(end_E)]
+    differs_NM = (searched_T[np.maximum(back_NM, 0)] != end_E[::-1]) | (back_NM < 0)
+    num_N = np.where(differs_NM.any(axis=1), differs_NM.argmax(axis=1), len(end_E))
+    nexts_N = at_N + 1 + gap
+    goes_on_N = searched_T[nexts_N] != SEPARATOR
+    for skipped in range(1, gap + 1):
+        goes_on_N &= searched_T[nexts_N - skipped] != SEPARATOR
+    if not goes_on_N.all():
+        nexts_N, num_N = nexts_N[goes_on_N], num_N[goes_on_N]
+    if not len(nexts_N):
+        return None
+    return Occurrences(nexts_N.tolist(), searched_T[nexts_N].tolist(), num_N.tolist())
 
 
 @attrs.frozen
-class Draft:
-    """Proposed tokens, and how likely each is to be right, if those before it are, as far as the search can tell."""
+class Vote:
+    """The token that followed most often; of several, the one that followed last."""
 
-    token_ids: list[int]
-    shares: list[float]
-    num_matched: int
-    is_predicted: bool = False
-    """Whether it is from what the client predicts."""
-    num_forced: int = 0
-    """Its first tokens that a grammar leaves no choice about."""
-    is_modeled: bool = False
-    """Whether a draft model guesses it: its tokens are not there until it is known how many are wanted."""
+    token_id: int
+    num_agreeing: int
+    num_voters: int
 
     @classmethod
-    def forced(cls, token_ids: list[int], found: Draft | None) -> Draft:
-        """Return these tokens, and what was found, if that begins with them and goes on."""
-        num = len(token_ids)
-        if found is not None and len(found.token_ids) > num and found.token_ids[:num] == token_ids:
-            return attrs.evolve(found, num_forced=num)
-        return cls(token_ids, [1.0] * num, 0, num_forced=num)
-
-    def cut(self, num: int) -> Draft:
-        """Return its first tokens."""
-        num_forced = min(self.num_forced, num)
-        return attrs.evolve(self, token_ids=self.token_ids[:num], shares=self.shares[:num], num_forced=num_forced)
-
-
-def follow(searched_T: Tokens, match: Match, most: int) -> Draft:
-    """Propose what followed the latest occurrence."""
-    start = int(match.nexts[-1])
-    token_ids = _up_to_separator(searched_T[start : start + most].tolist())
-    return Draft(token_ids, [1.0] * len(token_ids), match.num_tokens)
-
-
-def vote(searched_T: Tokens, match: Match, most: int) -> Draft:
-    """Propose the token that followed most often, and so on among the occurrences that it followed; ties: the latest.
-
-    The share of occurrences that agree says how likely each token is.
-    """
-    starts = match.nexts[-_MAX_VOTERS:]
-    at = starts[:, np.newaxis] + np.arange(most)
-    inside = at < len(searched_T)
-    voters: list[list[int]] = np.where(inside, searched_T[np.where(inside, at, 0)], SEPARATOR).tolist()
-    token_ids: list[int] = []
-    shares: list[float] = []
-    for depth in range(most):
-        following = [voter[depth] for voter in voters]
-        best, num = following[-1], len(following)
-        if (agreeing := following.count(best)) < num:
-            counts = Counter(reversed(following))
-            best = max(counts, key=lambda token_id: counts[token_id])
+    def of(cls, token_ids: list[int]) -> Vote:
+        """Count tokens, of which the last one followed last."""
+        best, num = token_ids[-1], len(token_ids)
+        if (agreeing := token_ids.count(best)) < num:
+            counts = Counter(reversed(token_ids))
+            best = max(counts, key=counts.__getitem__)
             agreeing = counts[best]
-            voters = [voter for voter in voters if voter[depth] == best]
-        if best == SEPARATOR:
-            break
-        token_ids.append(best)
-        shares.append(agreeing / num)
-    return Draft(token_ids, shares, match.num_tokens)
+        return cls(best, agreeing, num)
 
 
-def _up_to_separator(token_ids: list[int]) -> list[int]:
-    return token_ids[: token_ids.index(SEPARATOR)] if SEPARATOR in token_ids else token_ids
+@attrs.frozen
+class Guess:
+    """What followed occurrences of which at least so many tokens match."""
+
+    vote: Vote
+    level: int
+    last: int
+    """Where the token that followed the latest of them stands."""
+
+
+def guesses_of(found: Occurrences, least: int = 1) -> Iterator[Guess]:
+    """Yield a guess for each level, of at least so many tokens, that has other occurrences than those above it."""
+    num_above = 0
+    for level in reversed(LEVELS):
+        places = [place for place, num in enumerate(found.num_matched) if num >= level][-MAX_VOTERS:]
+        if level >= least and len(places) > num_above:
+            num_above = len(places)
+            yield Guess(Vote.of([found.token_ids[place] for place in places]), level, found.nexts[places[-1]])
+
+
+def continuation(searched_T: Tokens, found: Occurrences, guess: Guess, most: int) -> Iterator[Vote]:
+    """Yield what followed a guess, and so on among the occurrences that it followed: up to `most` tokens."""
+    places = [place for place, num in enumerate(found.num_matched) if num >= guess.level][-MAX_VOTERS:]
+    starts = [found.nexts[place] + 1 for place in places if found.token_ids[place] == guess.vote.token_id]
+    texts: list[list[int]] = [searched_T[start : start + most].tolist() for start in starts]
+    for depth in range(most):
+        vote = Vote.of([text[depth] if depth < len(text) else SEPARATOR for text in texts])
+        if vote.token_id == SEPARATOR:
+            return
+        yield vote
+        texts = [text for text in texts if depth < len(text) and text[depth] == vote.token_id]

@@ -12,21 +12,20 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import attrs
-
-from .acceptance import SharedAcceptance
+from .acceptance import SharedAcceptance, Source
 from .draft_depth import FREE, Drafting, PassCosts, StepSize, choose_depths, may_pay
-from .draft_lookup import MAX_MATCH, Draft, GrowingTokens, Tokens, follow, longest_match, vote
+from .draft_lookup import MAX_MATCH, GrowingTokens, Tokens
+from .draft_search import GAP, Draft, Text, find_draft
 from .model_drafts import ModelDrafts, draft_of
 from .recent_outputs import RecentOutputs
 from .sequence_drafts import Choice, Offer, SequenceDrafts
 from .sequence_state import SequenceState
 from .step_rows import StepRows
 
-MIN_MATCH = 2
-"""The fewest tokens that have to match."""
-MAX_SEARCHED = 1 << 20
+MAX_SEARCHED = 1 << 18
 """Tokens that are searched in a step, a fraction of a millisecond each 100,000. Rows beyond have no draft in it."""
+FEW_ROWS = 2
+"""If no more rows are searched in a step, each is searched twice."""
 
 PATIENCE = 8
 """Steps without a draft that is worth verifying, after which none is expected."""
@@ -88,7 +87,7 @@ class Drafter:
         self.costs = costs
         self.recent = RecentOutputs() if shares_outputs else None
         self.model = model
-        self._acceptance, self._model_acceptance = SharedAcceptance(), SharedAcceptance()
+        self._acceptance = SharedAcceptance()
         self._by_sequence: dict[int, SequenceDrafts] = {}
         self._repeating: set[int] = set()
         """Sequences whose last draft was right, at least in part."""
@@ -144,15 +143,16 @@ class Drafter:
         possible = [
             Offer(row, self._drafts_of(rows.ids[row], rows.states[row]), draft_of(most))
             for row in range(rows.num_going_on)
-            if (most := self._most(rows, row)) > 0
+            if (most := self._most(rows, row)) > 0 and not rows.states[row].has_ended
         ]
         return self.model.choose(rows, found, possible, choose)
 
     def _search(self, rows: StepRows) -> list[Offer]:
         """Return the drafts that are found in texts, or forced by grammars."""
         found: list[Offer] = []
-        num_searched = 0
-        for place, row in enumerate(self._rows_to_search(rows)):
+        to_search = self._rows_to_search(rows)
+        num_searched, num_searches = 0, 2 if len(to_search) <= FEW_ROWS else 1
+        for place, row in enumerate(to_search):
             state = rows.states[row]
             most = self._most(rows, row)
             if most <= 0:
@@ -162,8 +162,8 @@ class Drafter:
             num_searched += len(drafts.tokens) + len(drafts.prediction) + (0 if recent is None else len(recent))
             if num_searched > MAX_SEARCHED and place:
                 break
-            draft = _under_grammar(self._find(drafts, recent, state, most), state, most)
-            if draft is not None:
+            draft = _under_grammar(self._find(drafts, recent, state, most, num_searches), state)
+            if draft.token_ids:
                 found.append(Offer(row, drafts, draft))
         return found
 
@@ -171,23 +171,20 @@ class Drafter:
         """Return the drafts of a step with what the draft model guesses."""
         for row, draft in model.guess(rows, chosen).items():
             state, drafts = rows.states[row], self._by_sequence[rows.ids[row]]
-            drafts.pending = _under_grammar(draft, state, len(draft.token_ids)) if draft.token_ids else None
-            if drafts.pending is not None:
-                chosen[row] = drafts.pending
+            allowed = _under_grammar(draft, state)
+            if allowed.token_ids:
+                drafts.pending = chosen[row] = allowed
                 continue
+            drafts.pending = None
             del chosen[row]
-            if draft.token_ids:
-                drafts.note(draft, 1, 0)  # no token that the grammar allows
+            drafts.note(draft, 0)  # no token that the grammar allows, if any
         return chosen
 
     def note_accepted(self, sequence_id: int, num_accepted: int) -> None:
         """Record how many tokens of a sequence's draft were accepted."""
         drafts = self._by_sequence.get(sequence_id)
         if drafts is not None and (draft := drafts.pending) is not None:
-            num_guessed, num_right = len(draft.token_ids) - draft.num_forced, num_accepted - draft.num_forced
-            if num_guessed and num_right >= 0:
-                drafts.note(draft, num_guessed, num_right)
-            drafts.pending = None
+            drafts.note_verified(draft, num_accepted)
             if not draft.is_modeled:
                 (self._repeating.add if num_accepted else self._repeating.discard)(sequence_id)
 
@@ -202,7 +199,7 @@ class Drafter:
 
     def forget_outputs(self) -> None:
         """Forget the outputs of sequences that have ended, and what they said of later ones."""
-        self._acceptance, self._model_acceptance = SharedAcceptance(), SharedAcceptance()
+        self._acceptance = SharedAcceptance()
         if self.recent is not None:
             self.recent.clear()
 
@@ -233,7 +230,6 @@ class Drafter:
                 tokens,
                 GrowingTokens(state.sampling.prediction).ids,
                 self._acceptance.of_sequence(state.keys[0]),
-                self._model_acceptance.of_sequence(state.keys[0]),
             )
         elif len(drafts.tokens) < len(state.tokens):
             drafts.tokens.extend(state.tokens[len(drafts.tokens) :])
@@ -243,33 +239,31 @@ class Drafter:
         drafts.settle()
         return drafts
 
-    def _find(self, drafts: SequenceDrafts, recent: Tokens | None, state: SequenceState, most: int) -> Draft | None:
-        """Return the draft with the longest match; of equal ones, the first source's."""
+    def _find(
+        self, drafts: SequenceDrafts, recent: Tokens | None, state: SequenceState, most: int, num_searches: int
+    ) -> Draft:
+        """Return the likeliest draft of all texts."""
         own = drafts.tokens.ids
-        end = own[-MAX_MATCH:]
-        best: Draft | None = None
+        texts = [Text(Source.OUTPUT, own, len(own) - state.num_outputs)]
         if len(drafts.prediction):
-            outputs = end[len(end) - min(len(end), state.num_outputs) :]
-            match = longest_match(drafts.prediction, outputs, min(MIN_MATCH, len(outputs)))
-            if match is not None:
-                best = attrs.evolve(follow(drafts.prediction, match, most), is_predicted=True)
-        propose = follow if self.recent is None else vote
-        for searched in (own, recent):
-            match = None if searched is None else longest_match(searched, end, MIN_MATCH)
-            if searched is not None and match is not None and (best is None or match.num_tokens > best.num_matched):
-                best = propose(searched, match, most)
-        return best if best is not None and best.token_ids else None
+            texts.insert(0, Text(Source.PREDICTION, drafts.prediction))
+        if recent is not None:
+            texts.append(Text(Source.RECENT, recent))
+        return find_draft(
+            texts,
+            own[-MAX_MATCH - GAP :],
+            drafts.acceptance,
+            forced=_forced_next(state),
+            most=most,
+            num_searches=num_searches,
+        )
 
 
-def _under_grammar(draft: Draft | None, state: SequenceState, most: int) -> Draft | None:
-    """Return what of a draft can be verified under the sequence's grammar, if it has one, and what that forces."""
+def _under_grammar(draft: Draft, state: SequenceState) -> Draft:
+    """Return what of a draft can be verified under the sequence's grammar, if it has one."""
     if state.sampling.grammar is None or (grammar := state.sequence_grammar()) is None:
         return draft
-    if draft is not None:
-        num = grammar.num_to_follow(draft.token_ids)
-        draft = draft.cut(num) if num else None
-    forced = grammar.forced_next()[:most]
-    return Draft.forced(forced, draft) if forced else draft
+    return draft.cut(grammar.num_to_follow(draft.token_ids))
 
 
 def _forced_next(state: SequenceState) -> list[int]:

@@ -10,7 +10,7 @@ from quipu.kernels.fake import NONSENSE, FakeBackend, draw
 from quipu.kernels.fake_rules import draw_by_rules
 from quipu.kernels.fake_scores import slot_value
 
-from .draft_lookup import Draft
+from .draft_search import Draft
 from .sequence_state import SequenceState
 from .step_rows import StepRows
 
@@ -33,7 +33,7 @@ class FakeDrafter:
             row: self._draft(rows.states[row], rows.ends[row] - rows.starts[row] - 1)
             for row in range(rows.num_going_on)
         }
-        return {row: Draft(tokens, [1.0] * len(tokens), 1) for row, tokens in drafts.items() if tokens}
+        return {row: Draft(tokens, []) for row, tokens in drafts.items() if tokens}
 
     def note_accepted(self, sequence_id: int, num_accepted: int) -> None:
         pass

@@ -14,14 +14,17 @@ from typing import Protocol
 
 import attrs
 
+from .acceptance import Kind, Place, Source
 from .draft_depth import Drafting
-from .draft_lookup import Draft
 from .draft_model import DraftModel, Wanted
+from .draft_search import Draft
 from .sequence_drafts import Choice, Offer
 from .step_rows import StepRows
 
-ASSUMED_MATCH = 8
-"""A guess of the draft model is first assumed to be right as often as a match of so many tokens."""
+FIRST = Kind.of(Source.MODEL, Place.NEXT, 8, 1, 1)
+"""A guess of the draft model is first assumed to be right as often as what follows a match of eight tokens..."""
+FURTHER = FIRST.of_further(1, 1)
+"""...and those after it as what comes next there."""
 TRIAL_EVERY = 64
 """Steps in which the draft model might have guessed and did not, after which it guesses one token of one row. Only what
 it guesses can tell that it has become worth it."""
@@ -88,17 +91,17 @@ class ModelDrafts:
         if not of_model:
             return {}
         self._num_passed_over = 0
-        wanted = [Wanted(rows.ids[row], rows.states[row], len(draft.shares)) for row, draft in of_model.items()]
+        wanted = [Wanted(rows.ids[row], rows.states[row], len(draft.kinds)) for row, draft in of_model.items()]
         guesses = self.model.guess(wanted)
         return {
-            row: attrs.evolve(draft, token_ids=token_ids, shares=draft.shares[: len(token_ids)])
+            row: attrs.evolve(draft, token_ids=token_ids, kinds=draft.kinds[: len(token_ids)])
             for (row, draft), token_ids in zip(of_model.items(), guesses, strict=True)
         }
 
 
 def draft_of(most: int) -> Draft:
     """Return the draft model's draft of up to so many tokens, without its tokens."""
-    return Draft([], [1.0] * most, ASSUMED_MATCH, is_modeled=True)
+    return Draft([], [FIRST, *[FURTHER] * (most - 1)], is_modeled=True)
 
 
 def _is_likelier(offer: Offer, found: Offer | None) -> bool:

@@ -1,7 +1,7 @@
 """What a drafter knows of one sequence, and the drafts of a step from which it chooses.
 
-Used by `drafter.py` and `model_drafts.py`. What must always hold: guesses of the draft model, and those that were found
-in texts, are learned of apart.
+Used by `drafter.py` and `model_drafts.py`. What must always hold: it is learned of each token of a draft, verified or
+not, unless it was forced or comes behind a wrong one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import attrs
 
 from .acceptance import Acceptance
-from .draft_lookup import Draft, GrowingTokens, Tokens
+from .draft_lookup import GrowingTokens, Tokens
+from .draft_search import Draft
 from .step_rows import StepRows
 
 _MAX_UNTRIED = 4
@@ -23,9 +24,6 @@ class SequenceDrafts:
     tokens: GrowingTokens
     prediction: Tokens
     acceptance: Acceptance
-    """Of drafts that were found..."""
-    model_acceptance: Acceptance = attrs.field(factory=Acceptance)
-    """...and of those that the draft model has guessed."""
     pending: Draft | None = None
     """The draft that is being verified."""
     untried: Draft | None = None
@@ -35,17 +33,22 @@ class SequenceDrafts:
 
     def chances(self, draft: Draft) -> list[float]:
         """Return how likely each token of a draft is right, if those before it are."""
-        return self._acceptance_of(draft).chances(draft.num_matched, draft.shares, draft.num_forced)
+        return self.acceptance.chances(draft.kinds, draft.num_forced)
 
-    def note(self, draft: Draft, num_guessed: int, num_right: int) -> None:
+    def note(self, draft: Draft, num_right: int) -> None:
         """Learn how many of the tokens that a draft guessed were right."""
-        self._acceptance_of(draft).note(draft.num_matched, num_guessed, num_right)
+        self.acceptance.note(draft.kinds, num_right)
+
+    def note_verified(self, draft: Draft, num_accepted: int) -> None:
+        """Learn how many of a draft's tokens were accepted. Forced ones say nothing of those that it guessed."""
+        self.pending = None
+        if num_accepted >= draft.num_forced:
+            self.note(draft, num_accepted - draft.num_forced)
 
     def leave_untried(self, draft: Draft, position: int) -> None:
         """Note a draft for the tokens from this position on, unless another is still open, or it has none yet."""
         if self.untried is None and draft.token_ids and not draft.num_forced:
-            token_ids = draft.token_ids[:_MAX_UNTRIED]
-            self.untried, self.untried_at = attrs.evolve(draft, token_ids=token_ids), position
+            self.untried, self.untried_at = draft.cut(_MAX_UNTRIED), position
 
     def settle(self) -> None:
         """Learn how many tokens of the untried draft were right, once that is known."""
@@ -56,11 +59,8 @@ class SequenceDrafts:
         pairs = zip(draft.token_ids, drawn, strict=False)
         num_right = next((at for at, (one, other) in enumerate(pairs) if one != other), len(drawn))
         if num_right < len(drawn) or len(drawn) == num:
-            self.note(draft, num, num_right)
+            self.note(draft, num_right)
             self.untried = None
-
-    def _acceptance_of(self, draft: Draft) -> Acceptance:
-        return self.model_acceptance if draft.is_modeled else self.acceptance
 
 
 @attrs.frozen

@@ -15,6 +15,7 @@ import pytest
 
 from quipu.actors.engine.executor.draft_depth import FREE, Drafting, PassCosts, StepSize, choose_depths
 from quipu.actors.engine.executor.draft_model import DraftModel
+from quipu.actors.engine.executor.draft_search import Draft
 from quipu.actors.engine.executor.drafter import Drafter
 from quipu.actors.engine.executor.model_drafts import TRIAL_EVERY, ModelDrafts
 from quipu.actors.engine.executor.step_runner import Executor
@@ -58,6 +59,13 @@ class WatchedBackend(FakeBackend):
         return attrs.evolve(drawn, token_ids=token_ids)
 
 
+class TextlessDrafter(Drafter):
+    """Finds nothing in texts."""
+
+    def _find(self, *_: object) -> Draft:
+        return Draft([], [])
+
+
 class ModelBench(EngineBench):
     """An engine with a draft model, which finds no drafts in texts."""
 
@@ -84,7 +92,9 @@ class ModelBench(EngineBench):
         self.draft_dials = other or Dials(applies_rules=True)
         self.draft_backend = WatchedBackend(config, self.draft_dials)
         self.model = DraftModel(self.draft_backend, costs, max_num_tokens=limits.max_num_batched_tokens)
-        self.drafter = Drafter(max_depth=DEPTH, max_tokens=24, shares_outputs=False, model=ModelDrafts(self.model))
+        self.drafter = TextlessDrafter(
+            max_depth=DEPTH, max_tokens=24, shares_outputs=False, model=ModelDrafts(self.model)
+        )
         self.executor = Executor(
             self.executor.backend, max_num_seqs=limits.max_num_seqs, drafter=self.drafter, others=[self.draft_backend]
         )

@@ -194,7 +194,7 @@ def test_untried_drafts_are_learned_from() -> None:
     bench.finish()
     drafted = bench.drafted()
     assert submission.tokens == bench.dials.replies[-1][:140]
-    assert drafted and sum(kept for _, kept in drafted) >= 0.8 * sum(num for num, _ in drafted)
+    assert sum(kept for _, kept in drafted) > max(10, 0.5 * sum(num for num, _ in drafted))
 
 
 def test_failed_steps_are_drafted_again() -> None:

@@ -7,68 +7,88 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quipu.actors.engine.executor.draft_lookup import (
+    LEVELS,
     MAX_MATCH,
     MAX_OCCURRENCES,
     SEPARATOR,
     GrowingTokens,
-    follow,
-    longest_match,
-    vote,
+    Guess,
+    Tokens,
+    Vote,
+    continuation,
+    find_occurrences,
+    guesses_of,
 )
 from quipu.actors.engine.executor.recent_outputs import MAX_KEYS, MAX_TOKENS, RecentOutputs
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
+SEPARATED = st.lists(st.integers(SEPARATOR, 3), max_size=60)
 
 
-def ids(*token_ids: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def ids(*token_ids: int) -> Tokens:
     return np.array(token_ids, dtype=np.int32)
 
 
-@given(searched=TEXTS, end=TEXTS)
-def test_match_is_the_longest(searched: list[int], end: list[int]) -> None:
-    """A match is the longest end that something follows, wherever it occurs; compare with a naive search."""
+@given(searched=SEPARATED, end=TEXTS, gap=st.integers(0, 2))
+def test_occurrences(searched: list[int], end: list[int], gap: int) -> None:
+    """Each place where the last token occurs and something follows is found, with how many tokens match there; compare
+    with a naive search."""
     end = end[-MAX_MATCH:]
-    expected: tuple[int, list[int]] | None = None
-    for length in range(len(end), 0, -1):
-        nexts = [at for at in range(length, len(searched)) if searched[at - length : at] == end[-length:]]
-        if nexts:
-            expected = (length, nexts)
-            break
-    found = longest_match(ids(*searched), ids(*end), 1)
-    assert (None if found is None else (found.num_tokens, found.nexts.tolist())) == expected
-    if expected is not None:
-        assert longest_match(ids(*searched), ids(*end), expected[0] + 1) is None
+    expected = []
+    for at in range(len(searched) - 1 - gap):
+        num = 0
+        while num < min(len(end), at + 1) and searched[at - num] == end[-1 - num]:
+            num += 1
+        following = searched[at + 1 : at + 2 + gap]
+        if num and SEPARATOR not in following:
+            expected.append((at + 1 + gap, following[-1], num))
+    found = find_occurrences(ids(*searched), ids(*end), gap=gap)
+    assert (
+        [] if found is None else list(zip(found.nexts, found.token_ids, found.num_matched, strict=True))
+    ) == expected
+
+
+def test_gaps_do_not_span_texts() -> None:
+    """What stands in a gap belongs to the same text as what is before it and after it."""
+    assert find_occurrences(ids(1, SEPARATOR, 2), ids(1), gap=1) is None
+    assert find_occurrences(ids(1, 5, SEPARATOR, 2), ids(1), gap=1) is None
+    found = find_occurrences(ids(1, 5, 2, SEPARATOR), ids(1), gap=1)
+    assert found is not None and (found.nexts, found.token_ids) == ([2], [2])
 
 
 def test_few_of_many_occurrences_are_compared() -> None:
     """In a text of one token, only the latest occurrences are compared, whatever its length."""
     searched = np.full(100_000, 7, dtype=np.int32)
-    match = longest_match(searched, searched[-MAX_MATCH:], 2)
-    assert match is not None and match.num_tokens == MAX_MATCH
-    assert len(match.nexts) == MAX_OCCURRENCES and match.nexts[-1] == len(searched) - 1
+    found = find_occurrences(searched, searched[-MAX_MATCH:])
+    assert found is not None and set(found.num_matched) == {MAX_MATCH}
+    assert len(found.nexts) == MAX_OCCURRENCES and found.nexts[-1] == len(searched) - 1
 
 
-def test_latest_is_followed() -> None:
-    """`follow` proposes what came after the latest occurrence, up to a separator or the end."""
-    searched = ids(1, 2, 7, 7, 1, 2, 8, 9, SEPARATOR, 5)
-    match = longest_match(searched, ids(1, 2), 2)
-    assert match is not None
-    draft = follow(searched, match, 8)
-    assert (draft.token_ids, draft.shares, draft.num_matched) == ([8, 9], [1.0, 1.0], 2)
-    assert follow(searched, match, 1).token_ids == [8]
+def guess_at(searched: Tokens, end: Tokens, level: int) -> tuple[Guess, list[Vote]]:
+    found = find_occurrences(searched, end)
+    assert found is not None
+    guess = {guess.level: guess for guess in guesses_of(found)}[level]
+    return guess, list(continuation(searched, found, guess, 8))
 
 
 def test_most_frequent_is_voted_for() -> None:
-    """`vote` proposes what most occurrences agree on, and says how many do; a tie goes to the latest."""
+    """What followed most often is guessed, and what followed that, with how many agree; a tie goes to the latest."""
     searched = ids(1, 2, 3, 4, SEPARATOR, 1, 2, 3, 5, SEPARATOR, 1, 2, 6, SEPARATOR, 1, 2, 3, 5)
-    match = longest_match(searched, ids(1, 2), 2)
-    assert match is not None
-    draft = vote(searched, match, 8)
-    assert draft.token_ids == [3, 5]
-    assert draft.shares == [3 / 4, 2 / 3]
-    tied = ids(1, 2, 3, SEPARATOR, 1, 2, 4)
-    match = longest_match(tied, ids(1, 2), 2)
-    assert match is not None and vote(tied, match, 1).token_ids == [4]
+    guess, further = guess_at(searched, ids(1, 2), 2)
+    assert (guess.vote, guess.last) == (Vote(3, 3, 4), 16)
+    assert further == [Vote(5, 2, 3)], "the text ends there, and before separators"
+    tied, _ = guess_at(ids(1, 2, 3, SEPARATOR, 1, 2, 4), ids(1, 2), 2)
+    assert tied.vote == Vote(4, 1, 2)
+
+
+def test_each_length_of_match_has_its_guess() -> None:
+    """Few long matches and many short ones may disagree: each level guesses that has occurrences of its own."""
+    searched = ids(9, 9, 1, 2, 3, *[8, 2, 4] * 3, 9, 9, 1, 2, 5)
+    found = find_occurrences(searched, ids(9, 9, 9, 1, 2))
+    assert found is not None
+    assert [(guess.level, guess.vote) for guess in guesses_of(found)] == [(3, Vote(5, 1, 2)), (1, Vote(4, 3, 5))]
+    assert [guess.level for guess in guesses_of(found, 2)] == [3], "at least as many tokens as are asked for"
+    assert LEVELS[0] == 1 and LEVELS[-1] == MAX_MATCH
 
 
 @given(parts=st.lists(TEXTS, max_size=8), cut=st.integers(0, 100))

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from quipu.actors.engine.executor.draft_lookup import Draft
+from quipu.actors.engine.executor.draft_search import Draft
 from quipu.actors.engine.executor.fake_drafter import FakeDrafter
 from quipu.actors.engine.executor.grammar_entry import Mask
 from quipu.actors.engine.executor.grammars import NoMasks
