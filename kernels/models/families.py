@@ -147,6 +147,9 @@ FAMILIES = {
 }
 SPELLINGS = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Other spellings, as published checkpoints have them, beside transformers' own."""
+DRAFT_HEADS = ("eagle", "medusa", "mtp", "mlpspeculator")
+"""In the names of architectures that are no models: they compute from a model's states what it may draw next."""
+SPECULATION = "docs/operate/speculative-decoding.md"
 _ALSO = {**SPELLINGS, **{name: decoder.architecture for name, decoder in WITH_TOWERS.items()}}
 
 
@@ -167,6 +170,8 @@ def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Famil
         if architecture in FAMILIES:
             return FAMILIES[architecture]
     named = ", ".join(architectures) or "config.json names none"
+    if any(head in named.lower() for head in DRAFT_HEADS):
+        raise ValueError(f"{named} is a head that drafts for another model, which is not loaded ({SPECULATION})")
     raise ValueError(
         f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}; {_others()} "
         f"(docs/operate/executors.md)"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from .foreign_flags import advice_of
+from .foreign_flags import advice_of, advice_of_choice
 
 _MAX_QUOTED = 100
 
@@ -91,7 +91,10 @@ class OneLineParser(argparse.ArgumentParser):
         near = difflib.get_close_matches(str(value)[:_MAX_QUOTED], choices, n=1)
         what = "invalid choice" if action.option_strings else "unknown command"
         said = f"{what} {_shown(str(value))!r}; "
-        said += f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
+        if (advice := advice_of_choice(action.option_strings, str(value))) is not None:
+            said += advice
+        else:
+            said += f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
         raise argparse.ArgumentError(action if action.option_strings else None, said)
 
     def error(self, message: str) -> NoReturn:

@@ -264,6 +264,13 @@ def test_architectures(architecture: str, named: str) -> None:
         find_family({"architectures": [architecture]})
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "EagleLlamaForCausalLM", "MedusaModel", "DeepSeekMTPModel"])
+def test_draft_heads(name: str) -> None:
+    """Name a head that drafts for another model, and advise no other executor for it."""
+    with pytest.raises(ValueError, match=rf"^{name} is a head that drafts for another model"):
+        find_family({"architectures": [name]})
+
+
 ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
     # how Qwen configs disable the window
     ("qwen3-tied", {"sliding_window": 4096, "use_sliding_window": False}, lambda c: c.windows == (None, None)),

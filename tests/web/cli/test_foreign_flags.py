@@ -9,7 +9,7 @@ import pytest
 
 from quipu.actors.shared.checkpoint import CheckpointError, resolve
 from quipu.web.cli.cli import main, make_parser
-from quipu.web.cli.foreign_flags import ABSENT, NEEDLESS, USE
+from quipu.web.cli.foreign_flags import ABSENT, CHOICES, NEEDLESS, USE
 
 
 def serve_flags() -> set[str]:
@@ -110,3 +110,16 @@ def test_help_is_grouped() -> None:
         "--model",
         "--model,",
     }  # Python 3.13 writes it with a comma
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("eagle", "heads .* not loaded"), ("EAGLE3", "EAGLE"), ("mtp", "heads"), ("draft_model", "--draft-model")],
+)
+def test_choices_of_other_servers(capsys: pytest.CaptureFixture[str], value: str, words: str) -> None:
+    """A method of drafting that other servers have is refused by name, with what there is instead."""
+    assert re.search(f"'{value}'; .*{words}", refused(capsys, "serve", "demo", "--speculative", value))
+    ours = serve_flags()
+    for flag, advice in CHOICES.items():
+        assert flag in ours
+        assert all(set(re.findall(r"--[a-z-]+", words)) <= ours for words in advice.values())
