@@ -62,9 +62,11 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if not args and (commands := commands_of(self)):
             self.error(f"say which: {', '.join(commands)}")
-        for word in args or ():  # argparse takes -t for -tp and -hf for -h, also without abbreviations
-            if word.startswith("-") and not word.startswith("--"):
-                self._refuse_foreign(word.partition("=")[0])
+        # argparse takes -t for -tp and -hf for -h, also without abbreviations, and an unknown flag's value for a model
+        known = set(_options(self))
+        for name in (word.partition("=")[0] for word in args or () if word.startswith("-")):
+            if name not in known:
+                self._refuse_foreign(name)
         return super().parse_known_args(args, namespace)
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:

@@ -150,7 +150,9 @@ async def test_tenants_see_their_own(tmp_path: Path) -> None:
             assert (await bench.request(method, path, b"", other))[0] == 404, path
         for path in ("/v1/files", "/v1/batches"):
             assert (await bench.request("GET", path, b"", other))[1]["data"] == []
-        theirs, nobodys = [await bench.request("GET", f"/v1/files?after={at}", b"", other) for at in (file_id, "file-x")]
+        theirs, nobodys = [
+            await bench.request("GET", f"/v1/files?after={cursor}", b"", other) for cursor in (file_id, "file-x")
+        ]
         assert theirs == nobodys and theirs[0] == 400
         body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
         assert (await bench.request("POST", "/v1/batches", body, other))[0] == 404

@@ -58,6 +58,7 @@ def test_flags_of_other_servers(capsys: pytest.CaptureFixture[str]) -> None:
         assert flag not in ours, flag
         assert set(re.findall(r"--[a-z-]+", words)) <= ours, flag
         assert f"error: {flag} is " in refused(capsys, "serve", "demo", flag, "2"), flag
+        assert f"error: {flag} is " in refused(capsys, "serve", "--model", "demo", flag, "2"), "2 is no second model"
     assert "not needed" in refused(capsys, "serve", "demo", "--no-enable-chunked-prefill")
 
 
