@@ -20,3 +20,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from tests.kernels.kernel_checkpoints import Checkpoints
 
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the interpreter's products treat all rows of a tile the same, as a GPU is assumed to: numpy's do not."""
+    from triton.runtime import interpreter
+
+    from tests.gpu.interpreted import create_dot
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

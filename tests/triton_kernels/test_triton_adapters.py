@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from quipu.kernels.adapters.adapter_folder import read_adapter_files
 from quipu.kernels.adapters.low_rank import read_low_rank
@@ -17,7 +16,6 @@ from quipu.kernels.triton import probe
 from quipu.kernels.triton.row_groups import group_rows, most_tiles
 from quipu.kernels.triton.triton_adapters import TritonAdapters
 from quipu.kernels.triton.triton_backend import TritonBackend
-from tests.gpu.interpreted import create_dot
 from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters
 from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
 from tests.kernels.one_prompt import Backend
@@ -117,9 +115,8 @@ def test_warm_up(checkpoints: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the interpreter's products treat all rows of a tile the same, as a GPU is assumed to."""
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+def own_products(matrix_units: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take our own products, of rows that do not depend on each other, without checking any."""
     monkeypatch.setattr(probe, "products_are_invariant", lambda linear, *_: linear.name == "own")  # minutes otherwise
 
 
@@ -130,7 +127,7 @@ def run_strict(backend: TritonBackend, rows: list[tuple[dict[str, Any], str]]) -
     return backend.logits(batch, [end - 1 for end in batch.query_start[1:]])
 
 
-@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.usefixtures("own_products")
 @pytest.mark.parametrize("name", ["llama", "qwen3-odd"])
 def test_batch_invariance(checkpoints: dict[str, Path], tmp_path: Path, name: str) -> None:
     """Give each row the bits that it has alone, and those without an adapter the bits of a server without any."""
@@ -149,7 +146,7 @@ def test_batch_invariance(checkpoints: dict[str, Path], tmp_path: Path, name: st
             assert torch.equal(run_strict(strict if adapter else plain, [(one, adapter)])[0], together[at])
 
 
-@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.usefixtures("own_products")
 def test_strict_is_refused_where_rows_depend_on_others(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

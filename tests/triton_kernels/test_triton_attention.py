@@ -1,4 +1,4 @@
-"""Paged attention of the Triton kernels in the interpreter: correct, with bits that do not depend on the batch."""
+"""Paged attention of the Triton kernels in the interpreter, beside plain torch."""
 
 from __future__ import annotations
 

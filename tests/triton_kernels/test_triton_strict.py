@@ -7,22 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from quipu.kernels.triton import probe
 from quipu.kernels.triton.configs import token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.probe import products_are_invariant
-from tests.gpu.interpreted import create_dot
 from tests.kernels.kernel_checkpoints import EACH, make_batch, prompt, scattered_blocks
 from tests.triton_kernels.interpreter import SMALL
 from tests.triton_kernels.test_triton_backend import BLOCKS, TOKENS, make_triton
 
-
-@pytest.fixture(autouse=True)
-def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the interpreter's products treat all rows of a tile the same, as a GPU is assumed to."""
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+pytestmark = pytest.mark.usefixtures("matrix_units")
 
 
 class FirstRowsLinear(LibraryLinear):
