@@ -25,6 +25,7 @@ from .parts import (
     Norm,
     PlainMlp,
     QueryKeyNorms,
+    make_logits,
     project_heads,
     read_attention,
     read_embeddings,
@@ -232,7 +233,4 @@ class Decoder:
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm, the output head and the soft cap; return logits_NV."""
-        head = self.embeddings
-        logits_NV = ops.linear(self._norm(x_ND, self.head_norm, ops), head.head_VD, head.head_bias_V)
-        cap = self.config.logits_soft_cap
-        return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)
+        return make_logits(self._norm(x_ND, self.head_norm, ops), self.embeddings, self.config, ops)

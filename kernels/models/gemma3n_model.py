@@ -20,7 +20,7 @@ from .config import DecoderConfig
 from .config_parts import HeadShape, MlpNames
 from .gemma_attention import GemmaAttention, attend_heads, read_heads
 from .layer_inputs import LayerInput, gate_input, make_inputs, read_input, read_inputs
-from .parts import Mlp, read_embeddings, read_mlp, read_norm
+from .parts import Mlp, make_logits, read_embeddings, read_mlp, read_norm
 from .rope import make_rope_table
 
 
@@ -143,5 +143,4 @@ class Gemma3n:
 
     def logits(self, x_ND: torch.Tensor, ops: Ops) -> torch.Tensor:
         """Apply the final norm, the output head and the soft cap; return logits_NV."""
-        logits_NV, cap = ops.linear(self.states(x_ND, ops), self.embeddings.head_VD), self.config.logits_soft_cap
-        return logits_NV if cap is None else ops.soft_cap(logits_NV, cap)
+        return make_logits(self.states(x_ND, ops), self.embeddings, self.config, ops)

@@ -15,6 +15,8 @@ from ..ops import ExpertBiases, Ops
 from .config import DecoderConfig
 from .config_parts import MlpNames
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 @attrs.frozen
 class QueryKeyNorms:
@@ -143,11 +145,17 @@ def read_plain_mlp(weights: Weights, prefix: str, c: DecoderConfig) -> PlainMlp:
 
 
 def read_embeddings(weights: Weights, c: DecoderConfig) -> Embeddings:
-    embed_VD = weights.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+    embed_VD = weights.tensor(EMBEDDING, (c.vocab_size, c.hidden_size))
     bias_V = weights.tensor("lm_head.bias", (c.vocab_size,)) if c.head_bias else None
     if c.tie_word_embeddings:
         return Embeddings(embed_VD, embed_VD, bias_V)
-    return Embeddings(embed_VD, weights.tensor("lm_head.weight", (c.vocab_size, c.hidden_size)), bias_V)
+    return Embeddings(embed_VD, weights.tensor(HEAD, (c.vocab_size, c.hidden_size)), bias_V)
+
+
+def make_logits(h_ND: torch.Tensor, head: Embeddings, c: DecoderConfig, ops: Ops) -> torch.Tensor:
+    """Apply the output head and the soft cap to final hidden states; return logits_NV."""
+    logits_NV = ops.linear(h_ND, head.head_VD, head.head_bias_V)
+    return logits_NV if c.logits_soft_cap is None else ops.soft_cap(logits_NV, c.logits_soft_cap)
 
 
 def project_heads(

@@ -16,6 +16,21 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def times_logistic(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+    """Compute `x * logistic(y)` in float32: SiLU, if both are the same."""
+    return x / (1.0 + tl.exp2(y * -1.4426950408889634))
+
+
+@triton.jit
+def gelu(x: tl.tensor) -> tl.tensor:
+    """Compute GELU in its tanh form, in float32.
+
+    (1 + tanh(y)) / 2 is the logistic function of 2y, which avoids cancellation where tanh is near -1.
+    """
+    return times_logistic(x, 1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
 def gated_kernel(
     gate_up_ptr: tl.tensor, out_ptr: tl.tensor, row_stride: tl.tensor, GELU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -26,12 +41,7 @@ def gated_kernel(
     inside = i < WIDTH
     gate = tl.load(gate_up_ptr + n * row_stride + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + n * row_stride + WIDTH + i, mask=inside, other=0.0).to(tl.float32)
-    if GELU:
-        # (1 + tanh(x)) / 2 is the logistic function of 2x, which avoids cancellation where tanh is near -1
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        gate = gate / (1.0 + tl.exp2(inner * -2.8853900817779268))
-    else:
-        gate = gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
+    gate = gelu(gate) if GELU else times_logistic(gate, gate)
     tl.store(out_ptr + n * WIDTH + i, (gate * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -49,7 +59,7 @@ def clamped_swiglu_kernel(
     # comparisons, not minimum and maximum: NaN stays
     gate = tl.where(gate > limit, limit, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    h = gate / (1.0 + tl.exp2(gate * alpha * -1.4426950408889634)) * (up + 1.0)
+    h = times_logistic(gate, gate * alpha) * (up + 1.0)
     tl.store(out_ptr + n * WIDTH + i, h.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -67,9 +77,7 @@ def sparse_gelu_mul_kernel(
     gate = tl.where(inside, gate - tl.sum(gate, 0) / WIDTH, 0.0)
     gate -= tl.sqrt(tl.sum(gate * gate, 0) / WIDTH) * deviations
     gate = tl.where(gate < 0.0, 0.0, gate)  # a comparison: NaN stays
-    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-    h = gate / (1.0 + tl.exp2(inner * -2.8853900817779268)) * up
-    tl.store(out_ptr + n * WIDTH + i, h.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + n * WIDTH + i, (gelu(gate) * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -79,9 +87,7 @@ def gelu_kernel(x_ptr: tl.tensor, out_ptr: tl.tensor, WIDTH: tl.constexpr, BLOCK
     at = tl.program_id(0).to(tl.int64) * WIDTH + i
     inside = i < WIDTH
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    y = x / (1.0 + tl.exp2(inner * -2.8853900817779268))
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + at, gelu(x).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -94,8 +100,7 @@ def sigmoid_mul_kernel(
     inside = i < WIDTH
     x = tl.load(x_ptr + n * WIDTH + i, mask=inside, other=0.0).to(tl.float32)
     score = tl.load(score_ptr + n).to(tl.float32)
-    y = x / (1.0 + tl.exp2(score * -1.4426950408889634))
-    tl.store(out_ptr + n * WIDTH + i, y.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + n * WIDTH + i, times_logistic(x, score).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
