@@ -5,6 +5,8 @@ What must always hold: whatever of the configuration is not supported is refused
 
 from __future__ import annotations
 
+import logging
+
 import attrs
 import torch
 
@@ -16,9 +18,11 @@ from .models.config import DecoderConfig, check_length, read_config
 from .models.config_parts import HeadShape
 from .models.families import Family, Model, find_family
 from .models.headless import Headless
+from .models.parts import EMBEDDING, HEAD
 
 SCORE_WEIGHT = "score.weight"
 """The head of a classifier."""
+_log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -36,8 +40,8 @@ class OpenedModel:
     def build(self, weights: Weights) -> Model:
         """Read all weights. Raises ValueError naming a tensor that is missing, wrong or not used."""
         model = self._family.build(self.config, weights, self._num_positions)
-        # a tied head may be stored nevertheless; it equals the embedding
-        ignored = {"lm_head.weight"} if self.config.tie_word_embeddings else set[str]()
+        # a tied head may be stored nevertheless
+        ignored = {HEAD} if self.config.tie_word_embeddings else set[str]()
         if self._headless:
             ignored |= {SCORE_WEIGHT}
         weights.check_all_used(ignore=frozenset(ignored | self._ignored_layers()))
@@ -118,4 +122,14 @@ def open_model(config: BackendConfig, *, held_in: torch.dtype | None = None) -> 
         held_in=held_in,
         quantization=config.quantization,
     )
+    if not config.headless and _has_other_head(model_config, source):
+        _log.warning("config.json says tie_word_embeddings, but %s differs from the embedding: it is used", HEAD)
+        model_config = attrs.evolve(model_config, tie_word_embeddings=False)
     return OpenedModel(model_config, source, dtype, family, config.max_model_len, config.headless)
+
+
+def _has_other_head(config: DecoderConfig, source: PieceByPiece) -> bool:
+    """Return whether a head is stored that is to be the embedding, and is not. Then transformers, too, has both."""
+    if not config.tie_word_embeddings or not source.names_within((HEAD,)):
+        return False
+    return not source.are_equal((EMBEDDING, HEAD), (config.vocab_size, config.hidden_size))

@@ -171,6 +171,21 @@ class PieceByPiece:
         self.num_bytes += whole.nbytes
         return whole
 
+    def are_equal(self, names: tuple[str, str], shape: Shape) -> bool:
+        """Return whether two matrices have the same elements. Raises ValueError, as `Weights.tensor` does."""
+        rows, width = shape
+        step = max(1, PIECE_BYTES // (width * self.held_in.itemsize))
+        for name in names:
+            self._source.check(name, shape)
+        for first in range(0, rows, step):
+            count = min(step, rows - first) * width
+            pieces = [torch.empty(count, dtype=self.held_in) for _ in names]
+            for name, piece in zip(names, pieces, strict=True):
+                self._source.copy(name, first * width, piece)
+            if not torch.equal(*pieces):
+                return False
+        return True
+
     def pieces(self, parts: list[tuple[str, Shape]], *, multiple: int) -> Iterator[torch.Tensor]:
         """Yield the fused matrix in pieces of rows, a multiple of `multiple` each except for the last.
 
