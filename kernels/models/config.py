@@ -165,7 +165,7 @@ def read_sizes(
     epsilon = positive_number(data, "rms_norm_eps", default=rms_norm_eps)
     if epsilon is None:
         raise ValueError("config.json: rms_norm_eps is null, must be a positive number")
-    bias = bool(data.get("attention_bias", False))
+    bias = flag(data, "attention_bias", default=False)
     return {
         "vocab_size": positive(data, "vocab_size"),
         "hidden_size": hidden_size,
@@ -176,7 +176,7 @@ def read_sizes(
         "head_dim": head_dim,
         "rms_norm_eps": epsilon,
         "max_position_embeddings": positive(data, "max_position_embeddings"),
-        "tie_word_embeddings": bool(data.get("tie_word_embeddings", tied)),
+        "tie_word_embeddings": flag(data, "tie_word_embeddings", default=tied),
         "qkv_bias": bias,
         "o_bias": bias,
     }
@@ -246,6 +246,17 @@ def read_flags(data: dict[str, Any], key: str, default: list[bool]) -> list[bool
 
 _MOST_OF = {"num_hidden_layers": 10_000}
 """Upper bounds of entries over which we loop."""
+
+
+def flag(data: dict[str, Any], key: str, *, default: bool) -> bool:
+    """Read true or false. Null is false, as in transformers, unless true is the default.
+
+    Raises ValueError for null in the place of true: transformers refuses it, and computed with false before it did.
+    """
+    value = data.get(key, default)
+    if value is None and default:
+        raise ValueError(f"config.json: {key} is null, must be true or false")
+    return bool(value)
 
 
 def positive(data: dict[str, Any], key: str, *, default: int | None = None) -> int:

@@ -37,9 +37,13 @@ def parse_deepseek_v2(data: dict[str, Any]) -> DecoderConfig:
 
 
 def parse_deepseek_v3(data: dict[str, Any]) -> DecoderConfig:
-    """Parse `config.json`. Experts are chosen by sigmoids and a bias for each (`topk_method` `noaux_tc`)."""
+    """Parse `config.json`. Experts are chosen by sigmoids and a bias for each (`topk_method` `noaux_tc`).
+
+    `norm_topk_prob` and `rope_interleave` are true by default, and null is false, as in transformers.
+    """
     moe = parse_sigmoid_moe(
         data,
+        normalise=bool(data.get("norm_topk_prob", True)),
         n_group=8,
         topk_group=4,
         routed_scaling_factor=2.5,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import NormalDist
 from typing import Any
 
-from .config import DecoderConfig, every_nth_full, positive, positive_number, read_sizes, read_windows, whole
+from .config import DecoderConfig, every_nth_full, flag, positive, positive_number, read_sizes, read_windows, whole
 from .config_parts import Gemma3nConfig, InputConfig
 from .entry_types import shown
 from .gemma import read_cached
@@ -82,4 +82,8 @@ def _read_copies(data: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"config.json: altup_num_inputs is {num_copies}, must be at least 2")
     if active >= num_copies:
         raise ValueError(f"config.json: altup_active_idx is {active}, must be below altup_num_inputs {num_copies}")
-    return {"num_copies": num_copies, "active": active, "scales_active": bool(data.get("altup_correct_scale", True))}
+    return {
+        "num_copies": num_copies,
+        "active": active,
+        "scales_active": flag(data, "altup_correct_scale", default=True),
+    }

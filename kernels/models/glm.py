@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import DecoderConfig, NormNames, read_sizes, same_window
+from .config import DecoderConfig, NormNames, flag, read_sizes, same_window
 from .config_parts import MlpNames
 from .mixtures import parse_sigmoid_moe, read_num_ignored
 from .rope_config import parse_rope
@@ -32,14 +32,20 @@ def parse_glm4_moe(data: dict[str, Any]) -> DecoderConfig:
     Layers for multi-token prediction are not read, as in transformers.
     """
     moe = parse_sigmoid_moe(
-        data, n_group=1, topk_group=1, first_k_dense_replace=1, n_shared_experts=1, moe_intermediate_size=1408
+        data,
+        normalise=flag(data, "norm_topk_prob", default=True),
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        n_shared_experts=1,
+        moe_intermediate_size=1408,
     )
     sizes = read_sizes(data, rms_norm_eps=1e-5) | {"o_bias": False}
     return DecoderConfig(
         **sizes,
         rope=parse_rope(data, head_dim=sizes["head_dim"], partial=True, default_share=0.5),
         windows=same_window(data, None),
-        norms_heads=bool(data.get("use_qk_norm", False)),
+        norms_heads=flag(data, "use_qk_norm", default=False),
         moe=moe,
         num_ignored_layers=read_num_ignored(data),
     )
@@ -47,7 +53,7 @@ def parse_glm4_moe(data: dict[str, Any]) -> DecoderConfig:
 
 def _parse(data: dict[str, Any], norms: NormNames) -> DecoderConfig:
     sizes = read_sizes(data, default_head_dim=128, rms_norm_eps=1.5625e-7)
-    sizes |= {"qkv_bias": bool(data.get("attention_bias", True)), "o_bias": False}
+    sizes |= {"qkv_bias": flag(data, "attention_bias", default=True), "o_bias": False}
     rope = parse_rope(data, head_dim=sizes["head_dim"], partial=True, default_share=0.5, is_interleaved=True)
     fused = MlpNames(gate_up="gate_up_proj")
     return DecoderConfig(**sizes, rope=rope, windows=same_window(data, None), norms=norms, mlp_names=fused)

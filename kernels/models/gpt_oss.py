@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ops import SwigluClamp
-from .config import DecoderConfig, positive, positive_number, read_sizes, read_windows
+from .config import DecoderConfig, flag, positive, positive_number, read_sizes, read_windows
 from .config_parts import MoeConfig
 from .rope_config import parse_rope, rope_entries
 
@@ -28,7 +28,7 @@ def parse_gpt_oss(data: dict[str, Any]) -> DecoderConfig:
     `experts_per_token` and `initial_context_length` are OpenAI's own names of entries that are there, too.
     """
     sizes = read_sizes(data, default_head_dim=64, rms_norm_eps=1e-5)
-    sizes["qkv_bias"] = sizes["o_bias"] = bool(data.get("attention_bias", True))
+    sizes["qkv_bias"] = sizes["o_bias"] = flag(data, "attention_bias", default=True)
     num_layers = sizes["num_layers"]
     entries = rope_entries(data) or dict(_YARN)
     kinds = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]

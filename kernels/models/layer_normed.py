@@ -14,6 +14,7 @@ from .config import (
     DecoderConfig,
     NormNames,
     every_nth_full,
+    flag,
     positive,
     positive_number,
     read_sizes,
@@ -59,8 +60,8 @@ def parse_stablelm(data: dict[str, Any]) -> DecoderConfig:
     """Parse `config.json`. A quarter of each head is rotated by default."""
     sizes = _read_sizes(data, "layer_norm_eps")
     check_values(data, head_dim=sizes["head_dim"])
-    sizes["qkv_bias"] = bool(data.get("use_qkv_bias", False))
-    is_parallel = bool(data.get("use_parallel_residual", False))
+    sizes["qkv_bias"] = flag(data, "use_qkv_bias", default=False)
+    is_parallel = flag(data, "use_parallel_residual", default=False)
     return DecoderConfig(
         **sizes,
         rope=parse_rope(data, head_dim=sizes["head_dim"], partial=True, default_share=0.25),
@@ -76,7 +77,7 @@ def parse_starcoder2(data: dict[str, Any]) -> DecoderConfig:
     """Parse `config.json`. `use_bias` is that of all products, and true by default."""
     sizes = _read_sizes(data, "norm_epsilon", tied=True)
     check_values(data, mlp_type="default", norm_type="layer_norm")
-    has_biases = bool(data.get("use_bias", True))
+    has_biases = flag(data, "use_bias", default=True)
     window = None if data.get("sliding_window") is None else positive(data, "sliding_window")
     return DecoderConfig(
         **sizes | {"qkv_bias": has_biases, "o_bias": has_biases},
@@ -116,7 +117,7 @@ def parse_phimoe(data: dict[str, Any]) -> DecoderConfig:
         windows=same_window(data, window),
         norms_center=True,
         norms_have_biases=True,
-        head_bias=bool(data.get("lm_head_bias", False)),
+        head_bias=flag(data, "lm_head_bias", default=False),
         mlp_name="block_sparse_moe",
         moe=MoeConfig(
             num_experts=num_experts,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import DecoderConfig, positive, read_flags, read_sizes, read_windows, same_window
+from .config import DecoderConfig, flag, positive, read_flags, read_sizes, read_windows, same_window
 from .config_parts import MlpNames
 from .rope_config import parse_rope, rope_entries
 
@@ -74,6 +74,6 @@ def parse_smollm3(data: dict[str, Any]) -> DecoderConfig:
 def parse_seed_oss(data: dict[str, Any]) -> DecoderConfig:
     """Parse `config.json`. q, k and v have biases by default; `attention_out_bias` says whether o has one."""
     sizes = read_sizes(data, default_head_dim=128)
-    sizes["qkv_bias"] = bool(data.get("attention_bias", True))
-    sizes["o_bias"] = bool(data.get("attention_out_bias", False))
+    sizes["qkv_bias"] = flag(data, "attention_bias", default=True)
+    sizes["o_bias"] = flag(data, "attention_out_bias", default=False)
     return DecoderConfig(**sizes, rope=parse_rope(data, head_dim=sizes["head_dim"]), windows=same_window(data, None))

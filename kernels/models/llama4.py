@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import DecoderConfig, positive, positive_number, read_flags, read_sizes
+from .config import DecoderConfig, flag, positive, positive_number, read_flags, read_sizes
 from .config_parts import ExpertChoice, Llama4Config, MoeConfig, Temperature
 from .rope_config import Rope, ShortFactors, YarnScaling, parse_rope
 
@@ -29,7 +29,7 @@ def parse_llama4(data: dict[str, Any]) -> DecoderConfig:
     usual = [(index + 1) % every != 0 for index in range(num_layers)]
     rotated = read_flags({"no_rope_layers": data.get("no_rope_layers") or None}, "no_rope_layers", usual)
     rope = parse_rope(data, head_dim=sizes["head_dim"], default_theta=500_000.0, is_interleaved=True)
-    norms_heads = _is_on(data, "use_qk_norm")
+    norms_heads = flag(data, "use_qk_norm", default=True)
     if norms_heads:
         _check_rope(rope)
     return DecoderConfig(
@@ -41,10 +41,6 @@ def parse_llama4(data: dict[str, Any]) -> DecoderConfig:
         moe=_parse_moe(data, sizes["intermediate_size"], num_layers),
         llama4=Llama4Config(norms_heads=norms_heads, temperature=_read_temperature(data)),
     )
-
-
-def _is_on(data: dict[str, Any], name: str) -> bool:
-    return data.get(name) is None or bool(data[name])
 
 
 def _check_rope(rope: Rope) -> None:
@@ -69,7 +65,7 @@ def _read_chunks(data: dict[str, Any], rotated: list[bool]) -> tuple[int | None,
 
 
 def _read_temperature(data: dict[str, Any]) -> Temperature | None:
-    if not _is_on(data, "attn_temperature_tuning"):
+    if not flag(data, "attn_temperature_tuning", default=True):
         return None
     floor = positive_number(data, "floor_scale", default=8192)
     scale = positive_number(data, "attn_scale", default=0.1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from .config import positive, positive_number, whole
+from .config import flag, positive, positive_number, whole
 from .config_parts import ExpertChoice, MoeConfig
 
 
@@ -24,20 +24,20 @@ def parse_moe(data: dict[str, Any], num_layers: int) -> MoeConfig:
         num_experts=num_experts,
         num_chosen=num_chosen,
         intermediate_size=positive(data, "moe_intermediate_size"),
-        normalise=bool(data.get("norm_topk_prob", False)),
+        normalise=flag(data, "norm_topk_prob", default=False),
         dense_layers=frozenset(index for index in range(num_layers) if index in dense or (index + 1) % step),
     )
 
 
-def parse_sigmoid_moe(data: dict[str, Any], **defaults: int | float) -> MoeConfig:
+def parse_sigmoid_moe(data: dict[str, Any], *, normalise: bool, **defaults: int | float) -> MoeConfig:
     """Parse a mixture of experts that are chosen by sigmoids and biases (`topk_method` `noaux_tc`). Raises ValueError.
 
-    `defaults` are those of absent entries; `norm_topk_prob` is true by default.
+    `defaults` are those of absent entries.
     """
     check_values(data, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     data = {**defaults, **data}
     choice = with_groups(data, ExpertChoice(is_sigmoid=True, factor=read_factor(data, 1.0)))
-    return parse_grouped_moe(data, choice, normalise=bool(data.get("norm_topk_prob", True)))
+    return parse_grouped_moe(data, choice, normalise=normalise)
 
 
 def parse_grouped_moe(data: dict[str, Any], choice: ExpertChoice, *, normalise: bool) -> MoeConfig:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from .config import DecoderConfig, positive, read_sizes, read_windows, same_window
+from .config import DecoderConfig, flag, positive, read_sizes, read_windows, same_window
 from .mixtures import parse_moe
 from .rope_config import parse_rope
 
@@ -22,7 +22,7 @@ def parse_qwen2(data: dict[str, Any]) -> DecoderConfig:
 
 def parse_qwen2_moe(data: dict[str, Any]) -> DecoderConfig:
     """Parse `config.json`. By default every second layer before `max_window_layers` has a window, if any has one."""
-    sizes = read_sizes(data) | {"qkv_bias": bool(data.get("qkv_bias", True))}
+    sizes = read_sizes(data) | {"qkv_bias": flag(data, "qkv_bias", default=True)}
     num_layers, below = sizes["num_layers"], _read_max_window_layers(data)
     kinds = ["full_attention" if index % 2 or index >= below else "sliding_attention" for index in range(num_layers)]
     slides = data.get("use_sliding_window") and data.get("sliding_window", 4096) is not None

@@ -85,7 +85,7 @@ _NEUTRAL = _words(
 """Entries about training, tokens, memory or speed, which do not change what is computed, and `quantization_config`,
 which `checkpoints/formats.py` reads or refuses. The last ones are read by `actors/shared/pooling_files.py`."""
 
-_COMMON = _words(
+COMMON = _words(
     """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     rms_norm_eps max_position_embeddings tie_word_embeddings layer_types rope_theta rope_scaling rope_parameters
@@ -106,7 +106,7 @@ def check_entries(data: dict[str, Any], *, read: str, activation: str) -> None:
             raise ValueError(f"config.json: {name} {data[name]!r} is not supported, only {activation!r}")
     unknown = []
     for name, value in sorted(data.items()):
-        if name in _COMMON | _NEUTRAL | _words(read):
+        if name in COMMON | _NEUTRAL | _words(read):
             continue
         if name not in _REFUSED:
             unknown.append(name)

@@ -177,9 +177,10 @@ class _Entries:
             raise ValueError(f"config.json: original_max_position_embeddings is {length}, must be at least 2")
         return length
 
-    def take(self, name: str) -> Any:
+    def take(self, name: str, default: Any = None) -> Any:
+        """Read an entry; null is not `default`."""
         self._read.add(name)
-        return self._rope.get(name)
+        return self._rope.get(name, default)
 
     def check_all_read(self) -> None:
         for name in sorted(self._rope.keys() - self._read):
@@ -219,13 +220,12 @@ def _parse_yarn(entries: _Entries, width: int) -> YarnScaling:
         )
     else:
         usual = yarn_attention(factor, 1.0)
-    truncate = entries.take("truncate")
     return YarnScaling(
         factor=factor,
         original_max_position_embeddings=entries.original_length(),
         beta_fast=entries.number("beta_fast", 32.0),
         beta_slow=entries.number("beta_slow", 1.0),
-        truncate=True if truncate is None else bool(truncate),
+        truncate=bool(entries.take("truncate", True)),
         attention_factor=entries.number("attention_factor", usual),
     )
 

@@ -21,6 +21,7 @@ from quipu.kernels.models.rope_config import ProportionalScaling, YarnScaling
 from quipu.kernels.ops import SwigluClamp
 from tests.kernels.kernel_checkpoints import CONFIGS
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LONG = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "partial_rotary_factor": 0.5}
 
 
@@ -329,6 +330,8 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
     ("gpt-oss", {"attention_bias": ...}, lambda c: (c.qkv_bias, c.o_bias) == (True, True)),
     ("gpt-oss", {"attention_bias": False}, lambda c: (c.qkv_bias, c.o_bias) == (False, False)),
     ("gpt-oss", {"head_dim": ..., "sliding_window": ...}, lambda c: (c.head_dim, c.windows) == (64, (128, None))),
+    ("gpt-oss", {"rope_parameters": {**YARN, "truncate": None}}, lambda c: not c.rope.scaling.truncate),
+    ("gpt-oss", {"rope_parameters": YARN}, lambda c: c.rope.scaling.truncate),
     ("gpt-oss", {"swiglu_alpha": ..., "swiglu_limit": ...}, lambda c: _moe(c).clamp == SwigluClamp(1.702, 7.0)),
     ("gpt-oss", {"num_local_experts": ..., "num_experts": 9}, lambda c: _moe(c).num_experts == 9),
     (
@@ -435,10 +438,9 @@ def test_accepted(name: str, changes: dict[str, Any], holds: Callable[[DecoderCo
 
 def test_yarn_attention_factor() -> None:
     """Compute the attention factor from the factor, or from both mscales, unless it is given."""
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
     def factor_of(**more: float) -> float:
-        scaling = parse("qwen2-yarn", rope_parameters={**yarn, **more}).rope.scaling
+        scaling = parse("qwen2-yarn", rope_parameters={**YARN, **more}).rope.scaling
         assert isinstance(scaling, YarnScaling)
         return scaling.attention_factor
 
