@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from quipu.kernels.models.config_parts import Temperature
 from quipu.kernels.models.rope import make_temperature_table
+from quipu.kernels.ops import Experts
+from quipu.kernels.reference import experts
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.kernel_checkpoints import make_backend
 from tests.kernels.one_prompt import Backend
@@ -44,6 +46,33 @@ def sure(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path])
 def test_equal_weights(sure: Path, make: Callable[..., Backend]) -> None:
     """Choose the expert with the largest score, as transformers does, where several have the same weight."""
     check("llama4-plain", "float32", differences(run(make(sure, dtype="float32")), run_transformers(sure, "float32")))
+
+
+@pytest.mark.parametrize("name", ["llama4", "llama4-plain"])
+def test_with_the_same_experts(checkpoints: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the experts that float32 chooses, bfloat16 is as near as in dense models: what is larger without them is of
+    experts whose scores are nearly equal."""
+    choose, chosen = experts._choose, list[torch.Tensor]()
+
+    def record(router_NX: torch.Tensor, of: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+        weight_NT, chosen_NT = choose(router_NX, of)
+        chosen.append(chosen_NT)
+        return weight_NT, chosen_NT
+
+    def replay(router_NX: torch.Tensor, of: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen_NT = chosen.pop(0)
+        return torch.sigmoid(router_NX.gather(1, chosen_NT)), chosen_NT
+
+    monkeypatch.setattr(experts, "_choose", record)
+    check(
+        name,
+        "float32",
+        differences(run(make_backend(checkpoints[name])), run_transformers(checkpoints[name], "float32")),
+    )
+    monkeypatch.setattr(experts, "_choose", replay)
+    found = run(make_backend(checkpoints[name], dtype="bfloat16"))
+    assert not chosen
+    check("llama", "bfloat16", differences(found, run_transformers(checkpoints[name], "float32")))
 
 
 @needs_kernels
