@@ -141,8 +141,7 @@ def test_other_apis(server: Server) -> None:
 
 
 def test_results_of_tools(server: Server) -> None:
-    """An image in a tool's result is one of the prompt, in both APIs that have such: counted, cached, and refused by
-    its field."""
+    """An image in a tool's result is one of the prompt in all APIs: counted, cached, and refused by its field."""
     call = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
     image = {"type": "image", "source": {"type": "base64", "data": drawn_url(9).partition(",")[2]}}
     told: dict[str, Any] = {
@@ -171,6 +170,14 @@ def test_results_of_tools(server: Server) -> None:
     output[1]["image_url"] = "https://example.com/a.png"
     error = server.post("/v1/responses", {"input": items}).json()["error"]
     assert error["param"] == "input[2].output[1].image_url"
+    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result = said_by("tool", [said(BEFORE), seen(drawn_url(9))]) | {"tool_call_id": "c1"}
+    chat = [said_by("user", "Look."), {"role": "assistant", "tool_calls": [called]}, result]
+    answer = server.post("/v1/chat/completions", {"messages": chat, "max_tokens": 1}).json()
+    assert counts(answer) == (total, (total - 1) // 16 * 16, NUM_TOKENS)
+    result["content"][1]["image_url"]["url"] = "https://example.com/a.png"
+    error = server.post("/v1/chat/completions", {"messages": chat}).json()["error"]
+    assert error["param"] == "messages[2].content[1].image_url.url"
 
 
 def said_by(role: str, content: Any) -> dict[str, Any]:

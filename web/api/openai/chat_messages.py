@@ -177,8 +177,11 @@ class _Reader:
     async def _read_content(self, fields: Fields, role: str) -> str:
         if role in _MAY_BE_EMPTY and fields.get("content") in (None, []):
             return ""
-        types, skipped = _ANSWERS if role == "assistant" else _TEXTS, _UNREADABLE if role in _RESULTS else ()
-        images = self._images if role == "user" else None
+        types = _ANSWERS if role == "assistant" else _TEXTS
+        images = self._images if role in ("user", *_RESULTS) else None
+        skipped: tuple[str, ...] = ()
+        if role in _RESULTS:
+            skipped = _UNREADABLE[1:] if self._images.are_read else _UNREADABLE
         content = await read_parts(fields, "content", types, skipped, self.unused, self._pace, "`text`", images)
         if content.part_ends is None:
             self._note_part(role, None, len(content.text))
