@@ -41,8 +41,8 @@ WITH_TOWERS = {
     "Llama4ForConditionalGeneration": Decoder("Llama4ForCausalLM", "llama4_text"),
     "Mistral3ForConditionalGeneration": Decoder("MistralForCausalLM", "mistral"),
 }
-_OF_BOTH = ("dtype", "torch_dtype", "quantization_config")
-"""Entries of a model with towers that are its decoder's, too."""
+_OF_BOTH = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+"""Entries of a model with towers that are its decoder's, too, whose own say nothing then."""
 
 
 def find_decoder(config_json: Mapping[str, Any]) -> Decoder | None:

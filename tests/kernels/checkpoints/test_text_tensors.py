@@ -63,6 +63,22 @@ def test_decoder_alone(tmp_path: Path, checkpoints: dict[str, Path], name: str) 
         make_backend(folder)
 
 
+def test_head_is_tied_by_the_whole_model(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """A head is the embedding if the whole model says so, as in transformers, whatever its decoder says."""
+    folders = [Path(shutil.copytree(checkpoints["mistral"], tmp_path / name)) for name in ("alone", "with-towers")]
+    text = json.loads((folders[0] / "config.json").read_text())
+    assert not text["tie_word_embeddings"]
+    tied = {"tie_word_embeddings": True}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text, **tied}
+    for folder, config in zip(folders, ({**text, **tied}, whole), strict=True):
+        (folder / "config.json").write_text(json.dumps(config))
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, folder / "model.safetensors")
+    alone, with_towers = (make_backend(folder).logits(make_batch(ROW), [39]) for folder in folders)
+    assert torch.equal(alone, with_towers)
+
+
 @pytest.mark.parametrize(
     ("entries", "problem"),
     [
