@@ -22,7 +22,7 @@ from .config import (
 )
 from .config_parts import Gemma4Config, HeadShape, InputConfig, MoeConfig
 from .mixtures import check_values
-from .rope_config import parse_rope, parse_ropes_of_types, rope_entries
+from .rope_config import parse_rope, parse_rope_of_type, parse_ropes_of_types, rope_entries
 
 _NORMS = NormNames(
     after_attention="post_attention_layernorm",
@@ -99,7 +99,7 @@ def parse_gemma4(data: dict[str, Any]) -> DecoderConfig:
     input_width = whole({"hidden_size_per_layer_input": 256, **data}, "hidden_size_per_layer_input")
     entries = rope_entries(data)
     ropes = [
-        parse_rope(data, head_dim=head_dim, entries=entries.get(kind) or default, partial=True, proportional=True)
+        parse_rope_of_type(data, head_dim=head_dim, entries=entries.get(kind) or default, proportional=True)
         for kind, head_dim, default in (
             ("full_attention", full.head_dim, _PROPORTIONAL),
             ("sliding_attention", mine.head_dim, {"rope_theta": 10_000.0}),

@@ -138,10 +138,20 @@ def parse_ropes_of_types(data: dict[str, Any], *, head_dim: int, thetas: tuple[f
     else:
         full, local = {"rope_theta": data.get("rope_theta"), **entries}, {}
     both = [
-        parse_rope(data, head_dim=head_dim, entries={**one, "rope_theta": one.get("rope_theta") or theta})
+        parse_rope_of_type(data, head_dim=head_dim, entries={**one, "rope_theta": one.get("rope_theta") or theta})
         for one, theta in zip((full, local), thetas, strict=True)
     ]
     return both[0], both[1]
+
+
+def parse_rope_of_type(data: dict[str, Any], *, head_dim: int, entries: dict[str, Any], **options: bool) -> Rope:
+    """Parse one of several rotary embeddings. The arguments are those of `parse_rope`.
+
+    Raises ValueError also for `truncate` false, which transformers reads only where there is a single embedding.
+    """
+    if not entries.get("truncate", True):
+        raise ValueError("config.json: truncate false is not supported where rotary embeddings differ among layers")
+    return parse_rope(data, head_dim=head_dim, entries=entries, **options)
 
 
 def rope_entries(data: dict[str, Any]) -> dict[str, Any]:

@@ -120,6 +120,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("glm", {"rope_parameters": {"partial_rotary_factor": 0.3}}, "partial_rotary_factor 0.3 rotates 9 of"),
     ("olmo3", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_type 'dynamic'"),
     ("llama", {"rotary_pct": 0.25}, "rotary_pct 0.25"),
+    (
+        "gemma3n",
+        {"rope_parameters": {"full_attention": {**YARN, "truncate": False}}},
+        "truncate false is not supported",
+    ),
+    ("olmo3", {"rope_parameters": {**YARN, "truncate": False}}, "truncate false is not supported"),
+    (
+        "gemma4",
+        {"rope_parameters": {"sliding_attention": {**YARN, "truncate": None}}},
+        "truncate false is not supported",
+    ),
+    (
+        "gemma4",
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}},
+        "partial_rotary_factor 0.5 is not supported",
+    ),
     # other layers
     ("llama", {"num_local_experts": 8}, "num_local_experts 8"),
     ("qwen3-moe", {"num_experts_per_tok": 12}, "num_experts_per_tok is 12"),
