@@ -54,7 +54,7 @@ class FakeOverVllm(FakeBackend):
     """Whether blocks hold what their sequences say; not where a test has them overwritten."""
 
     def __init__(self, config: BackendConfig) -> None:
-        super().__init__(config)
+        super().__init__(attrs.evolve(config, shares_cache=False))  # others would find the fake blocks alone
         self._beneath = LentVllm(attrs.evolve(config, num_blocks=self.memory_plan.num_blocks))
         self._fake_bytes = self.memory_plan.block_bytes
         block_bytes = self._fake_bytes + self._beneath.memory_plan.block_bytes

@@ -147,7 +147,9 @@ async def test_nan_fails_its_request_alone() -> None:
         await settle(client)
     bad = outputs["bad"]
     assert bad.error is not None and bad.error.message == NOT_FINITE
-    assert (bad.record.outcome, bad.record.completion_tokens) == (Outcome.FAILED, 1)
+    assert bad.record.outcome is Outcome.FAILED
+    # none of them, if both passes were over before the loop had read the first one's token
+    assert bad.record.completion_tokens == len(bad.token_ids[0]) <= 1
     assert (outputs["good"].token_ids, outputs["good"].usage) == (wanted.token_ids, wanted.usage)
 
 
