@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from tests.runtimes import small_runtime
+from tests.runtimes import BLOCK, small_runtime
 from tests.several_engines import Variant
 from tests.traps.wire import prompt_of
 
@@ -15,7 +15,7 @@ async def test_parameters_take_effect(request: pytest.FixtureRequest, autojump_c
     variant: Variant = request.node.callspec.params["engines"]
     async with small_runtime() as client:
         started = trio.current_time()
-        await client.ask(prompt_of(20), max_tokens=40)
+        await client.ask(prompt_of(BLOCK + 4), max_tokens=40)
         steps = (trio.current_time() - started) / client.dials.step_seconds
         assert len(client.runtime.desk.engines()) == variant.engines
         assert client.dials.most_tokens == variant.tokens
