@@ -2,11 +2,15 @@
 
     python -m bench.speculation [--json] [--quick] [--streams 1 8 32] [--tokens 128] [--rounds 7] [--cases 20]
                                 [--texts copy_editing random ...] [--given FILE] [--beside [quipu] [vllm]]
+                                [--draft-model 0.6 0.8 0.9]
 
 1. Tokens a pass, with `--speculative suffix`, where the demo model says words again, calls tools and writes JSON,
    freely and under a schema, whose forced tokens count. Nothing is timed.
 2. Tokens a second in the shape of Qwen3-0.6B, with drafts as often right as those, beside the same engine without.
 3. The same for random text, where there is nothing to find: what looking for it costs.
+
+With `--draft-model`, what a draft model is worth in that shape whose tokens are so often right, instead
+(`replaying_model.py`).
 
 With `--beside`, these servers serve the demo model with and without drafts, one request at a time, instead
 (`beside_vllm.py`).
@@ -35,7 +39,7 @@ from bench.shapes import TINY
 
 from .beside_vllm import FREE_TEXTS, SERVERS, Beside, compare
 from .demo_texts import TEXTS, Found, measure_texts
-from .drafted_engine import RANDOM, Gain, measure_gains
+from .drafted_engine import RANDOM, Gain, measure_gains, measure_model_gains
 
 
 def main() -> None:
@@ -49,6 +53,9 @@ def main() -> None:
     parser.add_argument("--texts", nargs="+", choices=[*TEXTS, RANDOM], default=[*TEXTS, RANDOM])
     parser.add_argument("--given", type=Path, metavar="FILE", help="what --json printed: take tokens a pass from there")
     parser.add_argument("--beside", nargs="+", choices=SERVERS, help="compare what drafts are worth to these servers")
+    parser.add_argument(
+        "--draft-model", type=float, nargs="+", metavar="SHARE", help="how often a draft model is right: measure that"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.streams, arguments.tokens, arguments.rounds, arguments.cases = [1, 2], 16, 1, 1
@@ -60,16 +67,28 @@ def main() -> None:
             sys.exit(str(error))
         print_beside(compared, arguments.json)
         return
+    shape = TINY if arguments.quick else {}
+    if arguments.draft_model:
+        gains = []
+        for num_streams in arguments.streams:
+            gains += trio.run(
+                measure_model_gains, num_streams, arguments.tokens, arguments.rounds, arguments.draft_model, shape
+            )
+        if arguments.json:
+            print(json.dumps({"gains": [attrs.asdict(gain) for gain in gains]}))
+        else:
+            print_gains(gains)
+        return
     if arguments.given is None:
         texts = measure_texts([name for name in TEXTS if name in arguments.texts], arguments.cases)
     else:
         rows = json.loads(arguments.given.read_text("utf-8"))["texts"]
         texts = {name: Found.of_row(row) for name, row in rows.items()}
     rates = {name: texts[name].rates() if name in texts else [] for name in arguments.texts}
-    gains: list[Gain] = []
+    gains = []
     for num_streams in arguments.streams:
         measure = partial(measure_gains, num_streams, arguments.tokens, arguments.rounds, rates)
-        gains += trio.run(measure, TINY if arguments.quick else {})
+        gains += trio.run(measure, shape)
     if arguments.json:
         found_rows = {name: found.to_row() for name, found in texts.items()}
         print(json.dumps({"texts": found_rows, "gains": [attrs.asdict(gain) for gain in gains]}))
@@ -79,9 +98,13 @@ def main() -> None:
         print(
             f"{name:<24}{found.num_tokens:>8}{found.num_drafted:>9}{found.num_accepted:>10}{found.tokens_a_pass:>15.2f}"
         )
-    if not gains:
-        return
-    print(f"\n{'streams':<9}{'text':<24}{'tokens/s without':>17}{'with/without':>14}{'lowest':>8}{'tokens a pass':>15}")
+    if gains:
+        print()
+        print_gains(gains)
+
+
+def print_gains(gains: list[Gain]) -> None:
+    print(f"{'streams':<9}{'text':<24}{'tokens/s without':>17}{'with/without':>14}{'lowest':>8}{'tokens a pass':>15}")
     for gain in gains:
         print(
             f"{gain.num_streams:<9}{gain.name:<24}{gain.num_plain_a_s:>17.1f}{gain.ratio:>14.3f}{gain.lowest:>8.3f}"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import attrs
 
@@ -24,8 +25,11 @@ from quipu.actors.engine.executor.acceptance import Kind, Place, Source
 from quipu.actors.engine.executor.draft_lookup import MAX_MATCH, Tokens
 from quipu.actors.engine.executor.draft_search import Draft
 from quipu.actors.engine.executor.drafter import Drafter
+from quipu.actors.engine.executor.model_drafts import ModelDrafts
 from quipu.actors.engine.executor.sequence_drafts import SequenceDrafts
 from quipu.actors.engine.executor.sequence_state import SequenceState
+
+from .replaying_model import DRAFT_SHAPE, ReplayingModel
 
 PROMPT_TOKENS = 128
 FIRST = Kind.of(Source.PROMPT, Place.NEXT, MAX_MATCH, 1, 1)
@@ -73,7 +77,7 @@ class Gain:
     num_plain_a_s: float
 
 
-def config_of(folder: Path, num_streams: int, num_tokens: int, speculative: str) -> EngineConfig:
+def config_of(folder: Path, num_streams: int, num_tokens: int, speculative: str, **more: Any) -> EngineConfig:
     length = PROMPT_TOKENS + num_tokens
     blocks_each = -(-length // 16) + 3
     return EngineConfig(
@@ -88,7 +92,45 @@ def config_of(folder: Path, num_streams: int, num_tokens: int, speculative: str)
         eos_token_ids=(),
         watermark=0.0,
         speculative=speculative,
+        **more,
     )
+
+
+async def measure_model_gains(
+    num_streams: int, num_tokens: int, num_rounds: int, rates: Sequence[float], shape: dict[str, object]
+) -> list[Gain]:
+    """Serve streams with a draft model and without, by turns, for each rate at which its tokens are right."""
+    random = Random(num_streams)
+    with tempfile.TemporaryDirectory() as name:
+        folder, draft = Path(name) / "model", Path(name) / "draft"
+        for path, entries in ((folder, SHAPE | shape), (draft, SHAPE | DRAFT_SHAPE | shape)):
+            path.mkdir()
+            (path / "config.json").write_text(json.dumps(entries))
+        vocab_size = int(str((SHAPE | shape)["vocab_size"]))
+        prompts = [[random.randrange(vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(num_streams)]
+        with_model = config_of(folder, num_streams, num_tokens, "ngram", draft_model=str(draft))
+        async with (
+            running(config_of(folder, num_streams, num_tokens, "off")) as plain,
+            running(with_model) as drafting,
+        ):
+            drafter = drafting.engine.executor.drafter
+            assert isinstance(drafter, Drafter) and drafter.model is not None
+            model = drafter.model.model
+            outputs = [one.token_ids for one in await plain.ask(*prompts, max_tokens=num_tokens)]
+            await drafting.ask(*prompts, max_tokens=num_tokens)
+            known = {tuple(prompt): prompt + output for prompt, output in zip(prompts, outputs, strict=True)}
+            gains = []
+            for rate in rates:
+                drafting.engine.executor.drafter = Drafter(
+                    max_depth=drafter.max_depth,
+                    max_tokens=drafter.max_tokens,
+                    shares_outputs=False,
+                    costs=drafter.costs,
+                    model=ModelDrafts(ReplayingModel(model, rate, known)),
+                )
+                name = f"draft model, right {rate:.0%}"
+                gains.append(await _compare(name, plain, drafting, prompts, num_tokens, num_rounds, 0.0))
+    return gains
 
 
 async def measure_gains(
