@@ -7,16 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.engine.executor.draft_depth import FREE
+from quipu.actors.engine.executor.draft_model import DraftModel, Wanted
 from quipu.actors.engine.executor.drafter import Drafter
 from quipu.actors.engine.executor.loading import load_executor, numerics_of
+from quipu.actors.engine.executor.sequence_state import SequenceState
 from quipu.actors.engine.executor.step_runner import Executor
+from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.shared.block_keys import chain_keys
+from quipu.kernels.batch import Drawn, StepBatch
+from tests.kernels.cpu.cpu_backends import needs_kernels
+from tests.prompts import prompt_of
 from tests.tiny import TINY
 
 MIB = 1 << 20
+ROOT = bytes(32)
 
 
 def draft_folder(folder: Path, **entries: object) -> str:
@@ -64,6 +74,39 @@ def test_measured_costs(tmp_path: Path) -> None:
     with loaded(draft_model=folder, speculative_costs=None, draft_model_costs=None) as executor:
         assert isinstance(executor.drafter, Drafter) and executor.drafter.model is not None
         assert executor.drafter.model.model.costs.of_pass(1) > 0 < executor.drafter.costs.of_pass(1)
+
+
+@pytest.mark.parametrize("executor", [pytest.param("cpu", marks=needs_kernels), "reference"])
+def test_rows_read_what_others_compute(tmp_path: Path, executor: str) -> None:
+    """Of a prefix that sequences share, the first computes all, and the next reads it in the same pass: it is guessed
+    as if it had computed it."""
+    tokens = prompt_of(48, seed=1)
+    first, second = tokens + prompt_of(9, seed=2), tokens + prompt_of(7, seed=3)
+
+    def state(slot: int, token_ids: list[int], table: list[int]) -> SequenceState:
+        keys = [ROOT, *chain_keys(ROOT, token_ids, 16)]
+        return SequenceState(slot, SamplingParams(max_tokens=9, temperature=0.0), 1, keys, token_ids, table=table)
+
+    with loaded(
+        draft_model=draft_folder(tmp_path / "draft", num_hidden_layers=2), executor=executor, num_blocks=32
+    ) as both:
+        assert isinstance(both.drafter, Drafter) and both.drafter.model is not None
+        backend, lengths = both.drafter.model.model.backend, []
+        step = backend.step
+
+        def watched(batch: StepBatch) -> Drawn:
+            lengths.append(len(batch.token_ids))
+            return step(batch)
+
+        with mock.patch.object(backend, "step", watched):
+
+            def guess(*wanted: Wanted) -> list[list[int]]:
+                return DraftModel(backend, FREE, max_num_tokens=64).guess(wanted)
+
+            alone = guess(Wanted(2, state(0, second, [9, 10, 11, 12]), 4))
+            together = guess(Wanted(1, state(1, first, [1, 2, 3, 4]), 4), Wanted(2, state(2, second, [1, 2, 3, 5]), 4))
+    assert lengths == [48 + 7, 1, 1, 1, 48 + 9 + 7, 2, 2, 2]
+    assert together[1] == alone[0]
 
 
 @pytest.mark.parametrize(
