@@ -159,6 +159,16 @@ def test_demo_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert flags == [("demo",), ("demo", "--lora-modules", "pirate=demo-pirate")]
 
 
+def test_draft_model_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row says what a draft model is worth that is right so often, for each number of streams."""
+    run_here(monkeypatch, "bench.speculation", "--json", "--draft-model", "0.8", "1.0")
+    rows = json.loads(capsys.readouterr().out)["gains"]
+    assert [(row["num_streams"], row["name"]) for row in rows] == [
+        (streams, f"draft model, right {rate}%") for streams in (1, 2) for rate in (80, 100)
+    ]
+    assert all(row["tokens_a_pass"] >= 1 and row["ratio"] > 0 for row in rows)
+
+
 def test_adapters_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Streams ask for adapters in turn, and what they are slower by is the median of the rounds but the first."""
     asked: list[list[str]] = []
