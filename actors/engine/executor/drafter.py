@@ -22,16 +22,16 @@ from .sequence_drafts import Choice, Offer, SequenceDrafts
 from .sequence_state import SequenceState
 from .step_rows import StepRows
 
-MAX_SEARCHED = 1 << 18
+MAX_SEARCHED = 1 << 19
 """Tokens that are searched in a step, a fraction of a millisecond each 100,000. Rows beyond have no draft in it."""
 FEW_ROWS = 2
-"""If no more rows are searched in a step, each is searched twice."""
+"""If a step has no more rows, texts are searched twice for each."""
 
 PATIENCE = 8
 """Steps without a draft that is worth verifying, after which none is expected."""
 MAX_OTHERS = 8
-"""Rows that are searched in a step although their last draft was wrong, or they had none: looking for drafts in vain
-should cost nothing that can be measured."""
+"""Rows that are searched in a step although their last draft was wrong, or they had none. If there are more, or no
+draft was worth it lately, one of them has its turn: looking in vain should cost nothing that can be measured."""
 
 
 class Drafts(Protocol):
@@ -151,7 +151,7 @@ class Drafter:
         """Return the drafts that are found in texts, or forced by grammars."""
         found: list[Offer] = []
         to_search = self._rows_to_search(rows)
-        num_searched, num_searches = 0, 2 if len(to_search) <= FEW_ROWS else 1
+        num_searched, num_searches = 0, 2 if rows.num_going_on <= FEW_ROWS else 1
         for place, row in enumerate(to_search):
             state = rows.states[row]
             most = self._most(rows, row)
@@ -217,9 +217,10 @@ class Drafter:
             is_known = rows.ids[row] in self._repeating or _forced_next(rows.states[row])
             (repeating if is_known else others).append(row)
         self._num_steps += 1
-        turn = MAX_OTHERS if len(others) > MAX_OTHERS else 1
+        most = MAX_OTHERS if self.expects_drafts and len(others) <= MAX_OTHERS else 1
+        turn = most if len(others) > most else 1
         first = self._num_steps * turn % max(1, len(others))
-        return repeating + (others[first:] + others[:first])[:MAX_OTHERS]
+        return repeating + (others[first:] + others[:first])[:most]
 
     def _drafts_of(self, sequence_id: int, state: SequenceState) -> SequenceDrafts:
         """Return what is known of a sequence, with all its tokens."""

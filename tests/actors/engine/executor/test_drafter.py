@@ -8,7 +8,9 @@ import pytest
 
 from quipu.actors.engine.executor import drafter as drafter_module
 from quipu.actors.engine.executor.draft_depth import PassCosts
+from quipu.actors.engine.executor.draft_search import Draft
 from quipu.actors.engine.executor.drafter import PATIENCE, Drafter
+from quipu.actors.engine.executor.sequence_state import SequenceState
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.scheduler import StepDone
@@ -147,6 +149,25 @@ def test_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bench.finish()
     drafting = {d.row_ids[row] for d in bench.handled if isinstance(d, StepDone) for row in d.draft_rows}
     assert len(drafting) == 4, "each must have its turn"
+
+
+def test_few_rows_are_searched_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no draft has been worth it for a while, only some rows are searched in a step, each in its turn."""
+    searched: list[int] = []
+
+    def find(self: Drafter, drafts: object, recent: object, state: SequenceState, *_: object) -> Draft:
+        searched.append(state.tokens[2])
+        return Draft([], [])
+
+    monkeypatch.setattr(Drafter, "_find", find)
+    bench = DraftingBench(replies={-1: list(range(100, 200))})
+    for index in range(4):
+        bench.submit([1, 2, index], 60)
+    bench.finish()
+    num_steps = len(bench.handled)
+    late = searched[4 * (PATIENCE + 2) :]
+    assert len(late) <= 2 * num_steps and {*late} == {0, 1, 2, 3}
+    assert max(map(late.count, late)) - min(map(late.count, late)) <= 2
 
 
 def test_costly_passes_verify_nothing() -> None:
