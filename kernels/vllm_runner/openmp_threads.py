@@ -3,8 +3,9 @@
 Each thread that computes has OpenMP threads of its own, which stay. Once a process has more of them than processors,
 libgomp has all of them sleep between parallel regions, of which a pass of vLLM's has hundreds, instead of spinning for
 a moment: a step of a 0.6B model on two cores then takes a fifth longer. So `vllm_loading.py` ends those of the thread
-that has loaded the model. Before the first pass, `vllm_backend.py` gives each thread that computes it a processor of
-its own: where anything else runs, the system now and then puts two on one, where they wait for each other.
+that has loaded the model. Before the first pass, `vllm_backend.py` settles how many threads compute it (ranks divide
+those of an engine) and, with one rank, gives each of them a processor of its own: where anything else runs, the system
+now and then puts two on one, where they wait for each other.
 
 What must always hold: where there is no libgomp, or an old one, nothing happens; threads are kept apart only if there
 is one for each processor, so that none that is idle is out of reach.
@@ -34,6 +35,15 @@ def end_own_threads(maps: Path = Path("/proc/self/maps")) -> list[str]:
                 ctypes.CDLL(path).omp_pause_resource_all(_PAUSE_HARD)
                 asked.append(path)
     return asked
+
+
+def settle_own_threads() -> None:
+    """Have the calling thread compute with as many OpenMP threads as torch is set to use.
+
+    torch does so in each thread at its first parallel operation. vLLM plans its attention before that, and refuses to
+    compute it with another number of threads.
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def keep_own_threads_apart(num_threads: int, library: Path = _TORCH) -> bool:

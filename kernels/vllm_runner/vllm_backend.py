@@ -27,7 +27,7 @@ from ..host_sampling import host_sampling
 from ..step_errors import RunnerDiverged
 from .block_arenas import BlockArenas
 from .logit_sampler import LogitSampler
-from .openmp_threads import keep_own_threads_apart
+from .openmp_threads import keep_own_threads_apart, settle_own_threads
 from .rank_messages import RunPass
 from .runner_requests import RunnerRequests
 from .scheduler_message import Messages
@@ -81,8 +81,8 @@ class VllmBackend:
         self._runner.sampler = self._sampler
         self._running: _RunningPass | None = None
         """The pass that was launched last, until it is collected."""
-        self._threads_apart = None if self._followers else loaded.num_threads
-        """How many threads are to be kept apart before the first pass, where the CPU computes; None: that is done."""
+        self._new_threads = loaded.num_threads
+        """How many threads are to compute the first pass, where the CPU does; None: they have been told."""
         self._requests = RunnerRequests(config.max_num_seqs, config.block_size)
         self._messages = Messages(config.max_model_len)
         self.capabilities = Capabilities(
@@ -106,9 +106,11 @@ class VllmBackend:
 
     def _launch(self, batch: StepBatch) -> LaunchedPass:
         requests, sampler = self._requests, self._sampler
-        if self._threads_apart is not None:
-            keep_own_threads_apart(self._threads_apart)
-            self._threads_apart = None
+        if self._new_threads is not None:
+            settle_own_threads()
+            if not self._followers:
+                keep_own_threads_apart(self._new_threads)
+            self._new_threads = None
         if self._running is not None and requests.needs_tokens(batch):
             self._running.wait()
         step = requests.begin(batch)

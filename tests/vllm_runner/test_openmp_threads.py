@@ -24,6 +24,23 @@ assert torch.equal(torch.ones(999, 999) @ torch.ones(999, 999), product)
 print(len(asked), before - after)
 """
 
+SETTLE = """
+import ctypes, threading, torch
+from quipu.kernels.vllm_runner.openmp_threads import _TORCH, settle_own_threads
+
+most = ctypes.CDLL(str(_TORCH)).omp_get_max_threads
+torch.set_num_threads(1)
+
+def compute():
+    before = most()
+    settle_own_threads()
+    print(before, most())
+
+thread = threading.Thread(target=compute)
+thread.start()
+thread.join()
+"""
+
 BIND = """
 import os, threading, torch
 from quipu.kernels.vllm_runner.openmp_threads import keep_own_threads_apart
@@ -57,6 +74,12 @@ def test_threads_apart(more: str, binding: str, done: bool) -> None:
     bound, apart, anywhere, others = (word == "True" for word in ran.stdout.split())
     assert (bound, others) == (done, True)
     assert apart if done else anywhere
+
+
+def test_number_in_a_new_thread() -> None:
+    """What torch was told in another thread holds before its first operation, too."""
+    command, environment = [sys.executable, "-c", SETTLE], {**os.environ, "OMP_NUM_THREADS": "2"}
+    assert subprocess.check_output(command, text=True, env=environment) == "2 1\n"
 
 
 def test_threads_end() -> None:

@@ -135,11 +135,12 @@ def ask(server: Server, prompt: list[int]) -> dict[str, Any]:
     return found
 
 
-def test_deaths(tmp_path: Path, segments: None) -> None:
+def test_deaths(tmp_path: Path, segments: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is killed ends its engine at once, and an engine its ranks; requests go on with the next.
 
     Those that were running, and those that arrive meanwhile, whose counts are those of undisturbed ones.
     """
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # which the ranks divide
     asked = [prompts()[0], prompts()[3]]
     with serving(tmp_path, *FLAGS, *SIZES, ready_s=LONGEST_S) as server, ThreadPoolExecutor(2) as pool:
         undisturbed = [ask(server, prompt) for prompt in asked]
