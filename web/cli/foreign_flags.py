@@ -7,7 +7,6 @@ exists (`tests/web/cli/test_foreign_flags.py`), and the pages for those who come
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 
@@ -139,7 +138,7 @@ ABSENT: Final = _by_flag(
 )
 
 CHOICES: Final = {
-    "--speculative": _by_flag(
+    "speculative": _by_flag(
         {
             "eagle eagle2 eagle3 medusa mtp nextn mlp_speculator": "heads that draft from a model's own states are not "
             "loaded (EAGLE and others); choose ngram or suffix, and --draft-model",
@@ -147,12 +146,12 @@ CHOICES: Final = {
         }
     ),
 }
-"""What other servers let one choose, by the flag with which `quipu serve` does."""
+"""What other servers let one choose, by the setting of `quipu serve`."""
 
 
-def advice_of_choice(flags: Iterable[str], value: str) -> str | None:
-    """Return why another server's value of a flag is not to be had, None if it is not known."""
-    return next((CHOICES[flag].get(value.lower()) for flag in flags if flag in CHOICES), None)
+def advice_of_choice(setting: str, value: str) -> str | None:
+    """Return why another server's value of a setting is not to be had, None if it is not known."""
+    return CHOICES.get(setting, {}).get(value.lower())
 
 
 def advice_of(flag: str) -> str | None:

@@ -93,7 +93,7 @@ class OneLineParser(argparse.ArgumentParser):
         near = difflib.get_close_matches(str(value)[:_MAX_QUOTED], choices, n=1)
         what = "invalid choice" if action.option_strings else "unknown command"
         said = f"{what} {_shown(str(value))!r}; "
-        if (advice := advice_of_choice(action.option_strings, str(value))) is not None:
+        if (advice := advice_of_choice(action.dest, str(value))) is not None:
             said += advice
         else:
             said += f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"

@@ -121,6 +121,6 @@ def test_choices_of_other_servers(capsys: pytest.CaptureFixture[str], value: str
     """A method of drafting that other servers have is refused by name, with what there is instead."""
     assert re.search(f"'{value}'; .*{words}", refused(capsys, "serve", "demo", "--speculative", value))
     ours = serve_flags()
-    for flag, advice in CHOICES.items():
-        assert flag in ours
+    for setting, advice in CHOICES.items():
+        assert f"--{setting}" in ours
         assert all(set(re.findall(r"--[a-z-]+", words)) <= ours for words in advice.values())
