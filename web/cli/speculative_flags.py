@@ -27,6 +27,11 @@ def resolve_speculation(
         raise CheckpointError(
             f"--task {task}: nothing is drafted without outputs: --speculative must be off, without --draft-model"
         )
+    if arguments.executor == "vllm" and speculative not in (None, "off"):
+        raise CheckpointError(
+            f"--speculative {speculative}: the vllm executor verifies no drafts; vLLM's own server does, which can be "
+            "put behind this one: --upstream (docs/operate/upstreams.md)"
+        )
     if arguments.draft_model_costs is not None and asked is None:
         raise CheckpointError("--draft-model-costs needs --draft-model")
     if asked is None:

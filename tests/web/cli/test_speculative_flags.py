@@ -63,6 +63,14 @@ def test_refused_settings(tmp_path: Path, flags: list[str], reason: str) -> None
         resolved("--draft-model", str(draft_folder(tmp_path / "draft")), *flags)
 
 
+@pytest.mark.parametrize("speculative", ["ngram", "suffix"])
+def test_drafts_that_vllm_cannot_verify(speculative: str) -> None:
+    """They are refused before anything is loaded, with what serves them instead; `off` is not."""
+    with pytest.raises(CheckpointError, match=f"--speculative {speculative}: .* --upstream"):
+        resolved("--executor", "vllm", "--speculative", speculative)
+    assert resolved("--executor", "vllm", "--speculative", "off") == ("off", None, None)
+
+
 def test_costs_of_none() -> None:
     """The costs of a draft model that is not there are refused."""
     with pytest.raises(CheckpointError, match="--draft-model-costs needs --draft-model"):
