@@ -16,17 +16,17 @@ PATIENCE_S = 60.0
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S) -> T:
+def eventually(look: Callable[[], T], what: str, within_s: float = PATIENCE_S, *, most_pause_s: float = 0.1) -> T:
     """Call `look` until it returns something true, and return that. This is the only place where a test sleeps.
 
     The longer it has waited, the less often it looks, because it competes with what it waits for: it may return a tenth
-    later than necessary.
+    later than necessary, and `most_pause_s` is for what does not last.
     """
     begun = time.monotonic()
     while not (seen := look()):
         waited_s = time.monotonic() - begun
         assert waited_s < within_s, f"not within {within_s} s: {what}"
-        time.sleep(max(0.005, min(0.1, waited_s / 10)))
+        time.sleep(max(0.005, min(most_pause_s, waited_s / 10)))
     return seen
 
 

@@ -77,10 +77,19 @@ def test_step_that_raises(tmp_path: Path) -> None:
         assert_serves(server, "after the fault")
 
 
-def failing_probes(server: Server) -> list[httpx.Response] | None:
-    """Return the responses of /health and /ready if both are 503."""
-    probes = [server.get("/health"), server.get("/ready")]
-    return probes if all(probe.status_code == 503 for probe in probes) else None
+def refusing_probes(server: Server) -> list[httpx.Response]:
+    """Wait until /health and /ready are both 503, and return these responses.
+
+    An engine that is forked takes the place of a dead one within tenths of a second.
+    """
+
+    def look() -> list[httpx.Response] | None:
+        probes = [server.get("/health"), server.get("/ready")]
+        return probes if all(probe.status_code == 503 for probe in probes) else None
+
+    seen = eventually(look, "/health and /ready answer 503", most_pause_s=0.005)
+    assert seen is not None
+    return seen
 
 
 def test_engine_killed(tmp_path: Path) -> None:
@@ -98,7 +107,7 @@ def test_engine_killed(tmp_path: Path) -> None:
             whole = pool.submit(server.complete, token_prompt("whole", 30), max_tokens=num_tokens)
             eventually(lambda: server.metrics()["num_requests_running"] == 3, "three requests are running")
             os.kill(first_engine, signal.SIGKILL)
-            health, ready = eventually(lambda: failing_probes(server), "/health and /ready answer 503")
+            health, ready = refusing_probes(server)
             for stream in (first, second):
                 stream.read_all()
                 assert stream.error is None and stream.done and stream.text == expected_text(prompt, num_tokens)
@@ -134,7 +143,7 @@ def test_engine_hangs(tmp_path: Path, flags: list[str], reason: str) -> None:
             eventually(lambda: server.metrics()["open_accounts"] == 1, "a request is running")
             if step_seconds != "3600":
                 os.kill(first_engine, signal.SIGSTOP)
-            health, _ = eventually(lambda: failing_probes(server), "/health and /ready answer 503")
+            health, _ = refusing_probes(server)
             answer = whole.result()
         assert answer.status_code == 500 and reason in answer.json()["error"]["message"]
         assert health.json()["state"] == "restarting" and reason in health.json()["detail"]
