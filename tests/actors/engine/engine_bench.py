@@ -44,6 +44,20 @@ def num_positions(plan: StepPlan) -> int:
     return plan.num_going_on * plan.most_positions + sum(plan.chunk_counts)
 
 
+def backend_config(limits: SchedulerConfig) -> BackendConfig:
+    """Return the config of a backend for these limits, which reads no checkpoint."""
+    return BackendConfig(
+        model_path=Path(),
+        dtype="auto",
+        load_format="auto",
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
+
+
 class EngineBench(ReportedSequences):
     backend_type: type[FakeBackend] = FakeBackend
 
@@ -73,19 +87,7 @@ class EngineBench(ReportedSequences):
         )
         self.now = 0.0
         """The time by which pins, and a lowered token budget, expire."""
-        backend = self.backend_type(
-            BackendConfig(
-                model_path=Path(),
-                dtype="auto",
-                load_format="auto",
-                block_size=limits.block_size,
-                num_blocks=limits.num_blocks,
-                max_num_seqs=limits.max_num_seqs,
-                max_model_len=limits.max_model_len,
-                max_num_batched_tokens=limits.max_num_batched_tokens,
-            ),
-            self.dials,
-        )
+        backend = self.backend_type(backend_config(limits), self.dials)
         self.executor = Executor(backend, max_num_seqs=limits.max_num_seqs, drafter=FakeDrafter(backend))
         self.plans: deque[StepPlan] = deque()
         """Sent, but not run yet."""

@@ -7,7 +7,6 @@ guesses right if its own blocks hold what they should, and only then.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import attrs
@@ -25,7 +24,7 @@ from quipu.actors.messages.scheduler import StepDone, StepFailed
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials, FakeBackend
-from tests.actors.engine.engine_bench import EngineBench
+from tests.actors.engine.engine_bench import EngineBench, backend_config
 from tests.actors.engine.reported_sequences import Submission
 from tests.fake_oracle import continuation
 
@@ -79,18 +78,8 @@ class ModelBench(EngineBench):
     ) -> None:
         """`other`: the draft model's own dials, if it is not the model itself."""
         super().__init__(limits, dials=Dials(most_tokens=1 + DEPTH, applies_rules=True), watermark=watermark)
-        config = BackendConfig(
-            model_path=Path(),
-            dtype="auto",
-            load_format="auto",
-            block_size=limits.block_size,
-            num_blocks=limits.num_blocks,
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-        )
         self.draft_dials = other or Dials(applies_rules=True)
-        self.draft_backend = WatchedBackend(config, self.draft_dials)
+        self.draft_backend = WatchedBackend(backend_config(limits), self.draft_dials)
         self.model = DraftModel(self.draft_backend, costs, max_num_tokens=limits.max_num_batched_tokens)
         self.drafter = TextlessDrafter(
             max_depth=DEPTH, max_tokens=24, shares_outputs=False, model=ModelDrafts(self.model)
