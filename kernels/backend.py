@@ -148,6 +148,10 @@ class BackendConfig:
     """The folder of a draft model, which another backend will load for the same device: it has as many blocks."""
     headless: bool = False
     """Whether the model is loaded without its output head, for vectors: its outputs are final hidden states."""
+    ignored_config_entries: tuple[str, ...] = ()
+    """Entries of `config.json` that are not understood, and known to change no result..."""
+    ignored_in_draft_model: tuple[str, ...] = ()
+    """...and those of the draft model's."""
 
 
 class LaunchedPass(Protocol):

@@ -27,6 +27,10 @@ def load_backend(name: str, config: BackendConfig) -> Backend:
     """
     if config.draft_model is not None and name not in ("auto", *OWN_EXECUTORS):
         raise ValueError(f"--draft-model: the {name} executor runs none; cpu, triton and reference do")
+    if config.ignored_config_entries and name not in ("auto", *OWN_EXECUTORS):
+        raise ValueError(
+            f"--ignore-config-entries: the {name} executor does not check entries; cpu, triton and reference do"
+        )
     if name != "vllm":
         _refuse_what_only_vllm_has(name, config)
     if name == "fake":

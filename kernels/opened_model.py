@@ -84,7 +84,13 @@ def draft_memory_of(config: BackendConfig, vocab_size: int, *, held_in: torch.dt
     if config.draft_model is None:
         return DraftMemory()
     try:
-        opened = open_model(attrs.evolve(config, model_path=config.draft_model), held_in=held_in)
+        drafting = attrs.evolve(
+            config,
+            model_path=config.draft_model,
+            draft_model=None,
+            ignored_config_entries=config.ignored_in_draft_model,
+        )
+        opened = open_model(drafting, held_in=held_in)
         theirs = opened.config.vocab_size
         if theirs != vocab_size:
             raise ValueError(f"its vocabulary has {theirs} tokens, and the model's {vocab_size}")
@@ -110,7 +116,7 @@ def open_model(config: BackendConfig, *, held_in: torch.dtype | None = None) -> 
     """
     config_json = read_config(config.model_path)
     family = find_family(config_json, headless=config.headless)
-    model_config = family.parse(config_json)
+    model_config = family.parse(config_json, ignored=config.ignored_config_entries)
     if config.headless:
         model_config = attrs.evolve(model_config, tie_word_embeddings=True)  # so that no head is read
     check_length(model_config, config.max_model_len)

@@ -26,6 +26,7 @@ DECLARING = tuple(
         (
             "actors/config/runtime_config.py",
             "actors/config/engine_config.py",
+            "actors/config/checkpoint_settings.py",
             "actors/config/speculative_settings.py",
             "actors/config/tier_settings.py",
             "actors/config/cluster_config.py",

@@ -67,7 +67,7 @@ class Setting:
     reader: str = ""
     """Which reader of `web/cli/setting_flags.py` takes its value: `integer`, `number`, `text`, `switch` (on or off),
     `size` (bytes), `kv_events` and `resources` (JSON objects), `engines` (a number, or numbers by role; on a cluster
-    after `ray:`), `ports` (a range), `pass_costs` (numbers by number of tokens)."""
+    after `ray:`), `ports` (a range), `pass_costs` (numbers by number of tokens), `names` (after commas)."""
     flags: tuple[str, ...]
     """The first names it; the others are aliases."""
     default: Any

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import attrs
 
+from .checkpoint_settings import CheckpointSettings
 from .declarations import REQUIRED, setting
 from .pooling_config import LAST_TOKEN, PoolingConfig
-from .speculative_settings import SpeculativeSettings
 
 DEFAULT_BLOCK_SIZE = 16
 VLLM_BLOCK_SIZE = 32
@@ -40,45 +40,15 @@ class KvEventsConfig:
 
 
 @attrs.frozen(kw_only=True)
-class EngineConfig(SpeculativeSettings):
+class EngineConfig(CheckpointSettings):
     model_path: str
     """A folder in the Hugging Face layout."""
-    dtype: str = setting(
-        "auto",
-        "--dtype",
-        choices=("auto", "bfloat16", "float16", "float32"),
-        help="data type of weights; `auto`: the checkpoint's",
-    )
     kv_cache_dtype: str = setting(
         "auto",
         "--kv-cache-dtype",
         choices=("auto", "bfloat16", "float16", "float32", "int8"),
         help="data type of the KV cache; `int8`: half the memory of bfloat16, with one scale per token and head "
         "(docs/operate/loading.md); `auto`: that of the weights",
-    )
-    load_format: str = setting(
-        "auto",
-        "--load-format",
-        choices=("auto", "gguf", "dummy"),
-        help="`dummy`: random weights in the checkpoint's shapes; `gguf`: the same as `auto`, which finds the format",
-    )
-    quantization: str | None = setting(
-        None,
-        "--quantization",
-        choices=(
-            *("int8", "int4", "int4-g32", "int4-g128"),
-            *("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel"),
-            *("int8_per_channel_weight_only", "mxfp8", "mxfp4", "nvfp4_per_token"),
-        ),
-        help="quantize weights while loading: one scale per row, or one per group of 32 (`int4`) or 128 inputs; "
-        "embedding and output head as int8 (docs/operate/models.md); from `fp8` on: vLLM's, with `--executor vllm`",
-    )
-    activations: str = setting(
-        "auto",
-        "--activations",
-        choices=("auto", "float", "int8"),
-        help="data type of the activations that quantized weights are multiplied with; `auto`: int8 if the checkpoint "
-        "was made for it, else `float`: bfloat16 if the processor multiplies it, else float32, whatever the data type",
     )
     tensor_parallel_size: int = setting(
         1,
@@ -87,12 +57,6 @@ class EngineConfig(SpeculativeSettings):
         minimum=1,
         help="ranks, each a process with a device of its own, among which each matrix is divided; more than one: only "
         "with `--executor vllm` (docs/operate/executors.md)",
-    )
-    trust_remote_code: bool = setting(
-        False,
-        "--trust-remote-code",
-        help="let `--executor vllm` or `transformers` run Python code from the checkpoint's folder, which may do "
-        "whatever the server may",
     )
     block_size: int = setting(
         DEFAULT_BLOCK_SIZE,

@@ -21,7 +21,29 @@ from .fp8 import read_fp8
 from .stacked_experts import read_mxfp4, read_stacked
 from .stored_matrices import StoredMatrix
 
-METHODS = ("compressed-tensors", "awq", "fp8", "mxfp4")
+
+def _entries(*names: str) -> frozenset[str]:
+    return frozenset(" ".join(names).split()) | {"quant_method", "modules_to_not_convert", "dequantize"}
+
+
+ENTRIES = {
+    "compressed-tensors": _entries(
+        "config_groups format ignore kv_cache_scheme sparsity_config transform_config",
+        "global_compression_ratio quantization_status version",
+    ),
+    "awq": _entries(
+        "bits w_bit group_size q_group_size zero_point version",
+        # how AutoAWQ and GPTQModel found the weights, and which kernels they call
+        "backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config max_input_length use_exllama",
+        "meta method dataset tokenizer damp_percent true_sequential batch_size model_seqlen pad_token_id",
+        "cache_block_outputs block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize",
+    ),
+    "fp8": _entries("fmt activation_scheme weight_block_size ignored_layers scale_fmt"),
+    "mxfp4": _entries(),
+}
+"""Entries of `quantization_config` by `quant_method`: those that are read or checked, and those that change nothing.
+`models/refusals.py` refuses others."""
+METHODS = tuple(ENTRIES)
 _ONLY_OF = {"mxfp4": ("GptOssForCausalLM",)}
 """Architectures whose checkpoints a method is of; the others are of all."""
 
@@ -58,7 +80,7 @@ def find_matrices(config_json: Mapping[str, Any], stored: Mapping[str, StoredTen
         found, activations = read_compressed_tensors(config, stored)
         return Matrices(stacked | found, activations)
     if method == "mxfp4":
-        return Matrices(stacked | read_mxfp4(config, stored))
+        return Matrices(stacked | read_mxfp4(stored))
     if method == "awq":
         return Matrices(stacked | read_awq(config, stored))
     matrices = read_fp8(config, stored)

@@ -57,8 +57,7 @@ def make_config(file: GgufFile) -> dict[str, Any]:
     else:
         config |= _rope(file, keys, config, architecture)
         config |= read_specifics(file, keys, config, architecture)
-    keys.refuse_others()
-    return config
+    return config | keys.others()
 
 
 def make_generation_config(file: GgufFile) -> dict[str, Any]:
@@ -152,6 +151,9 @@ def _rope(file: GgufFile, keys: Keys, config: dict[str, Any], architecture: str)
     if architecture in ("gemma3", "gemma3n"):
         local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10_000.0)}
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
+    for name, same in (("rope.freq_base_swa", theta), ("rope.dimension_count_swa", width)):
+        if keys.number(name, same) != same:
+            raise ValueError(f"key '{architecture}.{name}' differs from {name.removesuffix('_swa')}")
     return {"rope_parameters": rope}
 
 

@@ -1,43 +1,75 @@
 """The keys of a GGUF file's architecture: each is read, known not to matter, or refused. No torch.
 
-What must always hold: a key that changes what is computed is part of the result or refused by name.
+What must always hold: a key that changes what is computed is part of the result or refused by name; one that is not
+understood becomes an entry of `config.json`, where it is refused like any other (`models/refusals.py`).
 """
 
 from __future__ import annotations
 
-import logging
 import struct
 from typing import Any
 
 from .gguf_file import GgufFile, shown
 
+_ZERO = (0, 0.0)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            "attention.clamp_kqv",
+            "attention.max_alibi_bias",
+            "attention.output_scale",
+            "attention.scale",
+            "attention.shared_kv_layers",
+            "attention.sliding_window",
+            "attention.temperature_length",
+            "attention.temperature_scale",
+            "attn_logit_softcapping",
+            "embedding_length_per_layer_input",
+            "expert_count",
+            "expert_feed_forward_length",
+            "expert_shared_count",
+            "expert_shared_feed_forward_length",
+            "expert_used_count",
+            "final_logit_softcapping",
+            "leading_dense_block_count",
+            "nextn_predict_layers",
+            "rope.scaling.yarn_log_multiplier",
+            "router_logit_softcapping",
+        ),
+        _ZERO,
+    ),
+    **dict.fromkeys(
+        (
+            "embedding_scale",
+            "expert_gating_func",
+            "expert_group_count",
+            "expert_group_used_count",
+            "expert_weights_scale",
+            "logit_scale",
+            "residual_scale",
+        ),
+        (0, 1),
+    ),
     "attention.causal": (True,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.scale": (0.0,),
-    "attention.shared_kv_layers": (0,),
-    "attention.sliding_window": (0,),
-    "embedding_scale": (0.0, 1.0),
-    "expert_count": (0,),
-    "expert_gating_func": (0, 1),
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "expert_used_count": (0,),
     "expert_weights_norm": (True,),
-    "expert_weights_scale": (0.0, 1.0),
-    "leading_dense_block_count": (0,),
-    "logit_scale": (0.0, 1.0),
-    "nextn_predict_layers": (0,),
-    "residual_scale": (0.0, 1.0),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "pooling_type": (0, 3),  # none, or the last token's states, as here
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "tensor_data_layout": ("Meta AI original pth",),
     "use_parallel_residual": (False,),
 }
 """Keys that change what is computed, by the values that do not."""
-_MAX_LISTED = 20
-"""Of unknown keys in the log."""
-
-_log = logging.getLogger(__name__)
+_UNUSED = frozenset(
+    {
+        "attention.layer_norm_epsilon",  # of the kind of norm that an architecture does not have
+        "attention.layer_norm_rms_epsilon",
+        "rope.scaling.finetuned",  # how the model was trained
+        "rope.scaling.yarn_beta_fast",  # of another type of scaling
+        "rope.scaling.yarn_beta_slow",
+        "vocab_size",  # the embedding's
+    }
+)
+"""Keys that change nothing where they are not read, whatever their values."""
 
 
 class Keys:
@@ -75,15 +107,17 @@ class Keys:
             raise ValueError(f"key '{self._prefix}{name}' is {shown(value)}, must be a number")
         return shortest(value)
 
-    def refuse_others(self) -> None:
-        """Raises ValueError for a key that was not read and changes what is computed."""
+    def others(self) -> dict[str, str]:
+        """Return the keys that are not understood, whole, and their values in words.
+
+        Raises ValueError for a key that was not read and changes what is computed.
+        """
         others = sorted(self._keys.keys() - self._read)
         for name in others:
             if name in _NEUTRAL and self._keys[name] not in _NEUTRAL[name]:
                 raise ValueError(f"key '{self._prefix}{name}' {shown(self._keys[name])} is not supported")
-        unknown = [f"{self._prefix}{name}" for name in others if name not in _NEUTRAL and name != "vocab_size"]
-        if unknown:
-            _log.warning("ignoring keys: %s", ", ".join(unknown[:_MAX_LISTED]))
+        unknown = [name for name in others if name not in _UNUSED and name not in _NEUTRAL]
+        return {f"{self._prefix}{name}": shown(self._keys[name]) for name in unknown}
 
 
 def has(file: GgufFile, part: str) -> bool:

@@ -108,9 +108,6 @@ def _llama4(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any
     for name, computed in _OF_LLAMA4.items():
         if (value := keys.take(name)) not in computed:
             raise ValueError(f"key 'llama4.{name}' {shown(value)} is not supported")
-    theta = config["rope_parameters"]["rope_theta"]
-    if keys.number("rope.freq_base_swa", theta) != theta:
-        raise ValueError("key 'llama4.rope.freq_base_swa' differs from rope.freq_base")
     keys.take("interleave_moe_layer_step")
     num_experts = keys.whole("expert_count")
     return {

@@ -52,7 +52,7 @@ def _named(
 _TYPES = {
     **_named("architectures layer_types", "a list of names", _is_list_of(_is_text)),
     **_named("rope_scaling rope_parameters per_layer_config", "an object", _is_object),
-    **_named("dtype torch_dtype hidden_act hidden_activation", "a name", _is_text),
+    **_named("dtype torch_dtype hidden_act hidden_activation activation", "a name", _is_text),
     **_named("topk_method scoring_func position_embedding_type normalization_function", "a name", _is_text),
     **_named("mlp_only_layers no_rope_layers moe_layers", "a list of integers", _is_list_of(is_whole)),
     **_named("sliding_window_pattern", "an integer or letters", lambda value: is_whole(value) or _is_text(value)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import attrs
@@ -26,7 +26,7 @@ from .llama import parse_llama, parse_ministral, parse_mistral, parse_phi3, pars
 from .llama4 import parse_llama4
 from .olmo import parse_exaone4, parse_olmo2, parse_olmo3, parse_olmoe
 from .qwen import parse_qwen2, parse_qwen2_moe, parse_qwen3, parse_qwen3_moe
-from .refusals import check_entries
+from .refusals import check_entries, refuse_unknown, unknown_beside
 from .text_part import WITH_TOWERS, text_part
 
 
@@ -58,11 +58,19 @@ class Family:
     build: Callable[[DecoderConfig, Weights, int], Model] = Decoder
     """The last argument is the number of positions that rotary tables must cover."""
 
-    def parse(self, data: dict[str, Any]) -> DecoderConfig:
-        """Parse `config.json`. Raises ValueError for an entry that is missing or not supported."""
-        data = text_part(data)
-        check_entries(data, read=self.reads, activation=self.activation)
-        return self.parse_supported(data)
+    def parse(self, data: dict[str, Any], *, ignored: Collection[str] | None = ()) -> DecoderConfig:
+        """Parse `config.json`. Raises ValueError for an entry that is missing, not supported or not understood.
+
+        `ignored`: entries that need not be understood, of a decoder within a model with towers as `text_config.NAME`;
+        None: all of them.
+        """
+        decoder = text_part(data)
+        unknown = check_entries(decoder, read=self.reads, activation=self.activation)
+        if decoder is not data:
+            unknown = unknown_beside(data, decoder, unknown)
+        if ignored is not None:
+            refuse_unknown(unknown, ignored)
+        return self.parse_supported(decoder)
 
 
 _GEMMA = "attention_bias query_pre_attn_scalar sliding_window final_logit_softcapping"

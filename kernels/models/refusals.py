@@ -3,28 +3,30 @@
 Each family names the entries that it reads; `check_entries` checks all others.
 
 What must always hold: an entry that changes what the architecture computes is read by its family, or refused here
-unless its value asks for what is computed anyway. Unknown entries are named in a warning.
+unless its value asks for what is computed anyway. An entry that is not understood is refused unless the operator has
+named it; null is the same as absent.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
+from ..checkpoints.formats import ENTRIES
+from .known_entries import BESIDE_DECODER, NEUTRAL, words
+
 _log = logging.getLogger(__name__)
-
-
-def _words(names: str) -> frozenset[str]:
-    return frozenset(names.split())
 
 
 _NOTHING: tuple[Any, ...] = (None, False, 0, 0.0, (), [], {}, "")
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        _words(
+        words(
             """
-            compression_config attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias pruned_heads
+            compression_config quantization attention_bias mlp_bias qkv_bias use_qkv_bias use_bias bias lm_head_bias
+            pruned_heads
             layers_block_type mamba_n_heads attention_k_eq_v use_double_wide_mlp enable_moe_block top_k_experts
             per_layer_config block_configs activation_sparsity_pattern altup_num_inputs laurel_rank
             use_sliding_window attention_sinks attn_output_gate attn_temperature_tuning alibi clip_qkv kv_lora_rank
@@ -40,7 +42,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         _NOTHING,
     ),
     **dict.fromkeys(
-        _words(
+        words(
             """
             sliding_window sliding_window_pattern attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar
             attention_chunk_size attention_multiplier rope_local_base_freq dim_model_base decoder_sparse_step
@@ -51,7 +53,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         (None,),
     ),
     **dict.fromkeys(
-        _words(
+        words(
             """
             full_attn_mod interpolate_factor rotary_pct embedding_multiplier logit_scale logits_scaling
             residual_multiplier scale_depth scale_emb
@@ -59,59 +61,85 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         ),
         (None, 1),
     ),
+    "cross_attention_hidden_size": (None,),
     "is_causal": (None, True),
+    "is_llama_config": (None, True),
     "position_embedding_type": (None, "absolute", "rope"),
 }
 """Entries, and their values that change nothing."""
 
-_NEUTRAL = _words(
-    """
-    _name_or_path architectures auto_map bos_token_id dtype eos_token_id model_type pad_token_id torch_dtype
-    transformers_version unsloth_version sep_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
-    max_length temperature top_k top_p do_sample repetition_penalty id2label label2id problem_type task_specific_params
-    attention_dropout attn_pdrop embd_pdrop hidden_dropout resid_pdrop residual_dropout initializer_range
-    initializer_factor output_attentions output_hidden_states output_router_logits router_aux_loss_coef return_dict
-    torchscript
-    use_bfloat16 use_cache cache_implementation gradient_checkpointing is_decoder tie_encoder_decoder tokenizer_class
-    finetuning_task chunk_size_feed_forward pretraining_tp attn_implementation _attn_implementation
-    _attn_implementation_autoset quantization_config
-    altup_coef_clip altup_lr_multiplier
-    input_jitter_noise init_method for_llm_compressor
-    aux_loss_alpha seq_aux ep_size qk_head_dim embedding_dropout
-    is_matryoshka matryoshka_dimensions classifier_from_token is_original_qwen3_reranker sentence_transformers
-    sbert_ce_default_activation_function
-    """
-)
-"""Entries about training, tokens, memory or speed, which do not change what is computed, and `quantization_config`,
-which `checkpoints/formats.py` reads or refuses. The last ones are read by `actors/shared/pooling_files.py`."""
-
-COMMON = _words(
+COMMON = words(
     """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
     rms_norm_eps max_position_embeddings tie_word_embeddings layer_types rope_theta rope_scaling rope_parameters
-    partial_rotary_factor original_max_position_embeddings hidden_act hidden_activation
+    partial_rotary_factor original_max_position_embeddings hidden_act hidden_activation activation
     """
 )
 """Entries that every family reads."""
 
 
-def check_entries(data: dict[str, Any], *, read: str, activation: str) -> None:
-    """Raises ValueError for an entry that asks for something we do not compute.
+_INNER = "text_config."
+_QUANTIZATION = "quantization_config."
+_MOST_NAMED = 100
+"""Entries in one message."""
+_GATED = {"silu": "swiglu"}
+"""What `activation`, which Falcon 3 has beside `hidden_act`, calls an MLP that is gated so."""
+
+
+def check_entries(data: dict[str, Any], *, read: str, activation: str) -> list[str]:
+    """Return the entries that are not understood. Raises ValueError for one that asks for what we do not compute.
 
     `read` names the entries that the family reads besides the common ones, separated by spaces; `activation` is the one
     that it computes, as `hidden_act` or `hidden_activation` name it.
     """
-    for name in ("hidden_act", "hidden_activation"):
-        if data.get(name, activation) not in (None, activation):
+    for name in ("hidden_act", "hidden_activation", "activation"):
+        others = (None, _GATED.get(activation)) if name == "activation" else (None,)
+        if data.get(name, activation) not in (activation, *others):
             raise ValueError(f"config.json: {name} {data[name]!r} is not supported, only {activation!r}")
     unknown = []
     for name, value in sorted(data.items()):
-        if name in COMMON | _NEUTRAL | _words(read):
+        if name in COMMON | NEUTRAL | words(read):
             continue
         if name not in _REFUSED:
-            unknown.append(name)
+            unknown += [name] if value is not None else []
         elif value not in _REFUSED[name] and not (name == "sliding_window" and data.get("use_sliding_window") is False):
             shown = value.get("quant_method") if isinstance(value, dict) else repr(value)
             raise ValueError(f"config.json: {name} {shown or '{...}'} is not supported for this architecture")
-    if unknown:
-        _log.warning("ignoring unknown entries of config.json: %s", ", ".join(unknown))
+    return unknown + _unknown_of_quantization(data.get("quantization_config"))
+
+
+def _unknown_of_quantization(config: object) -> list[str]:
+    """Return the entries of a known method that are not understood; `checkpoints/formats.py` refuses other methods."""
+    if not isinstance(config, dict) or (method := str(config.get("quant_method"))) not in ENTRIES:
+        return []
+    known = ENTRIES[method]
+    return sorted(f"{_QUANTIZATION}{name}" for name, value in config.items() if value is not None and name not in known)
+
+
+def unknown_beside(outer: dict[str, Any], decoder: dict[str, Any], unknown: Collection[str]) -> list[str]:
+    """Return the entries that are not understood of a model with towers, of whose decoder some are `unknown`.
+
+    An entry of the whole model says nothing new if the decoder's is the same.
+    """
+    own = {name for name, value in outer.items() if value is not None and value != decoder.get(name)}
+    inner = (name if name.startswith(_QUANTIZATION) else f"{_INNER}{name}" for name in unknown)
+    return sorted([*inner, *(own - NEUTRAL - BESIDE_DECODER)])
+
+
+def refuse_unknown(unknown: Collection[str], ignored: Collection[str]) -> None:
+    """Raises ValueError naming the entries that are not understood, or those to be ignored that are none of them."""
+    if others := [name for name in ignored if name not in unknown]:
+        raise ValueError(
+            f"--ignore-config-entries: {', '.join(others)} is no entry of config.json, or one that is understood and "
+            "thus not ignored"
+        )
+    if refused := [name for name in unknown if name not in ignored]:
+        more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
+        names = refused[:_MOST_NAMED]
+        raise ValueError(
+            f"config.json has entries that are not understood: {', '.join(names)}{more}. Results may depend on them; "
+            f"if you know that they do not, add --ignore-config-entries {','.join([*ignored, *names])} "
+            "(docs/operate/models.md)"
+        )
+    if ignored:
+        _log.warning("ignoring entries of config.json, as --ignore-config-entries says: %s", ", ".join(ignored))

@@ -44,7 +44,7 @@ def check_stored(model_path: Path) -> None:
     if family is None or not files:
         return
     try:
-        config = family.parse(data)
+        config = family.parse(data, ignored=None)
         stored = {tensor.name for file in files for tensor in read_header(file)}
     except ValueError:
         return  # vLLM may serve what we do not, and says what it does not

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
 from quipu.actors.shared.checkpoint import resolve
-from tests.e2e.servers import serving
+from tests.e2e.servers import run_quipu, serve_command, serving
 from tests.kernels.checkpoints.gguf_files import write_gguf
 from tests.tiny import TINY
 
@@ -118,6 +118,31 @@ def test_dummy_weights(llama: tuple[Path, list[int]], tmp_path: Path) -> None:
     with serving(bare, str(bare), "--load-format", "dummy", "--num-blocks", "100") as server:
         assert server.complete(PROMPT, 5, model="bare").status_code == 200
         assert server.get("/server_info").json()["settings"]["load_format"] == "dummy"
+
+
+def test_entries_that_are_not_understood(tmp_path: Path) -> None:
+    """A server does not start with such an entry, and names it and the flag; with the flag it starts and shows it."""
+    folder = tmp_path / "odd"
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"attention_gate": "sigmoid", "new_norm": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    for flags, told in (
+        ((), "entries that are not understood: attention_gate, new_norm."),
+        (("--ignore-config-entries", "attention_gate"), "entries that are not understood: new_norm."),
+        (("--ignore-config-entries", "attention_gate,new_norm,vocab_size"), "vocab_size is no entry"),
+        (("--ignore-config-entries", "new_norm,,"), "must be different names with commas between them"),
+    ):
+        ended = run_quipu(*serve_command(str(folder), *flags), "--port", "0", folder=tmp_path)
+        assert ended.returncode in (1, 2) and "Traceback" not in ended.stderr
+        assert told in ended.stderr, ended.stderr
+    (folder / "model.safetensors").write_bytes(weights)
+    named = ("--ignore-config-entries", "attention_gate,new_norm", "--num-blocks", "100")
+    with serving(tmp_path / "here", str(folder), *named) as server:
+        assert server.complete(PROMPT, 5, model="odd").status_code == 200
+        shown = server.get("/server_info").json()["settings"]["ignore_config_entries"]
+        assert shown == ["attention_gate", "new_norm"]
 
 
 def test_gguf_file(tmp_path: Path) -> None:

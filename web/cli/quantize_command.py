@@ -19,7 +19,7 @@ from quipu.actors.shared.terminals import can_redraw
 from quipu.kernels.checkpoints.rewritten_formats import FORMATS
 
 from .one_line_parser import OneLineParser
-from .setting_flags import parse_size
+from .setting_flags import add_setting, parse_size
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,8 +38,9 @@ def main(argv: Sequence[str]) -> int:
             signal.signal(number, _end)
     try:
         path = resolve(arguments.model)
-        config = text_part(read_config(path))
-        find_family(config).parse(config)
+        whole = read_config(path)
+        find_family(whole).parse(whole, ignored=arguments.ignore_config_entries or ())
+        config = text_part(whole)
         with _logged_progress():
             done = rewrite(path, config, out, arguments.format, max_shard_bytes=arguments.max_shard_size)
     except (CheckpointError, ValueError, OSError) as error:
@@ -103,4 +104,5 @@ def make_parser() -> OneLineParser:
         metavar="SIZE",
         help="maximum size of one file (default: 5GB)",
     )
+    add_setting(add, "ignored_config_entries")
     return parser

@@ -46,6 +46,11 @@ def add_settings(add: Callable[..., Any], group: str) -> None:
             _add(add, setting)
 
 
+def add_setting(add: Callable[..., Any], attribute: str) -> None:
+    """Add the flag of one setting, for a command that has few of them."""
+    _add(add, next(setting for setting in SETTINGS if setting.attribute == attribute))
+
+
 def _add(add: Callable[..., Any], setting: Setting) -> None:
     options: dict[str, Any] = {"default": setting.default, "help": _help(setting)}
     if setting.reader == "switch":
@@ -154,6 +159,14 @@ def parse_pass_costs(text: str) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(costs.items()))
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse names with commas between them. Raises ArgumentTypeError."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"must be different names with commas between them, not {text!r}")
+    return names
+
+
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
     "integer": integer,
     "number": number,
@@ -164,6 +177,7 @@ _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
     "resources": lambda _: parse_resources,
     "ports": lambda _: parse_ports,
     "pass_costs": lambda _: parse_pass_costs,
+    "names": lambda _: parse_names,
 }
 
 

@@ -32,10 +32,14 @@ from .step_runner import Executor
 
 MAX_DRAFT_ROWS = 64
 """Draft tokens that a step may verify."""
+OF_DRAFT_MODEL = "draft_model."
+"""What precedes the names of entries of the draft model's configuration."""
 
 
 def backend_config_of(config: EngineConfig) -> BackendConfig:
     """Return what a backend needs to know of an engine's configuration."""
+    ignored = config.ignored_config_entries or ()
+    of_draft = [name for name in ignored if config.draft_model is not None and name.startswith(OF_DRAFT_MODEL)]
     return BackendConfig(
         model_path=Path(config.model_path),
         dtype=config.dtype,
@@ -64,6 +68,8 @@ def backend_config_of(config: EngineConfig) -> BackendConfig:
         # one more: while an adapter is replaced, both are loaded
         max_loras=config.max_loras + 1 if config.max_loras else 0,
         max_lora_rank=config.max_lora_rank,
+        ignored_config_entries=tuple(name for name in ignored if name not in of_draft),
+        ignored_in_draft_model=tuple(name.removeprefix(OF_DRAFT_MODEL) for name in of_draft),
     )
 
 
@@ -121,6 +127,8 @@ def _load_draft_model(config: EngineConfig, backend: Backend) -> DraftModel | No
                 whole,
                 model_path=whole.draft_model,
                 draft_model=None,
+                ignored_config_entries=whole.ignored_in_draft_model,
+                ignored_in_draft_model=(),
                 num_blocks=plan.num_blocks,
                 max_model_len=plan.max_model_len,
                 may_shorten=False,

@@ -22,6 +22,7 @@ from quipu.kernels.checkpoints.gguf_types import DECODERS
 from quipu.kernels.checkpoints.quantized import QuantizedLayout
 from quipu.kernels.models.config import read_config
 from quipu.kernels.models.config_parts import Temperature
+from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.ops import SwigluClamp
 from tests.kernels.checkpoints.gguf_files import apart, load_tensors, write_gguf
@@ -255,6 +256,10 @@ def test_keys_are_read_without_torch() -> None:
         ({"expert_count": 8}, "llama.expert_count"),
         ({"expert_shared_feed_forward_length": 8}, "llama.expert_shared_feed_forward_length"),
         ({"attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv"),
+        ({"attn_logit_softcapping": 30.0}, "llama.attn_logit_softcapping"),
+        ({"pooling_type": 1}, "llama.pooling_type"),
+        ({"rope.freq_base_swa": 1e6}, "llama.rope.freq_base_swa"),
+        ({"rope.dimension_count_swa": 8}, "llama.rope.dimension_count_swa"),
         ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token"),
     ],
 )
@@ -272,3 +277,35 @@ def test_unsupported_models(tmp_path: Path, checkpoints: dict[str, Path], archit
     write_gguf(tmp_path / "m.gguf", architecture, checkpoints["llama"], **more)
     with pytest.raises(ValueError, match=f"{architecture if pre == 'gpt-2' else pre}'; supported are"):
         make_gguf_folder(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_unknown_keys(tmp_path: Path, checkpoints: dict[str, Path], name: str) -> None:
+    """Keys of the architecture that are not understood are refused by name, as entries of `config.json` are."""
+    architecture, keys = KEYS[name]
+    write_gguf(tmp_path / "m.gguf", architecture, checkpoints[name], keys={**keys, "new.gate": [1.0, 2.0], "odd": True})
+    config = read_config(make_gguf_folder(tmp_path / "m.gguf"))
+    unknown = [f"{architecture}.new.gate", f"{architecture}.odd"]
+    with pytest.raises(ValueError, match=f"not understood: {', '.join(unknown)}"):
+        find_family(config).parse(config)
+    assert find_family(config).parse(config, ignored=unknown) == parsed(
+        convert(tmp_path / "a", checkpoints[name], name)[0]
+    )
+
+
+def test_unused_keys(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Keys that change nothing are no entries: of other norms and other scalings, and values that ask for nothing."""
+    more = {
+        "attention.layer_norm_epsilon": 1e-3,
+        "expert_feed_forward_length": 0,
+        "expert_group_count": 1,
+        "pooling_type": 3,
+        "rope.dimension_count_swa": 16,
+        "rope.freq_base_swa": 10_000.0,
+        "rope.scaling.finetuned": True,
+        "rope.scaling.yarn_beta_fast": 32.0,
+        "vocab_size": 320,
+    }
+    write_gguf(tmp_path / "m.gguf", "llama", checkpoints["llama"], keys=more)
+    expected, _ = convert(tmp_path / "a.gguf", checkpoints["llama"], "llama")
+    assert read_config(make_gguf_folder(tmp_path / "m.gguf")) == read_config(expected)

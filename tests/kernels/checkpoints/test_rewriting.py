@@ -149,6 +149,18 @@ def test_unsupported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_entries_that_are_not_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model whose configuration is not understood is written only if its entries are named."""
+    source = tmp_path / "in"
+    shutil.copytree(TINY, source)
+    (source / "config.json").write_text(json.dumps(read_config(TINY) | {"odd": 1}))
+    command = ["quantize", str(source), str(tmp_path / "out"), "--format", "int8"]
+    assert main(command) == 1
+    assert "entries that are not understood: odd" in capsys.readouterr().err
+    assert main([*command, "--ignore-config-entries", "odd"]) == 0
+    assert read_config(tmp_path / "out")["odd"] == 1
+
+
 SIGNALLED = f"""
 import json, os, signal, sys
 from pathlib import Path

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from quipu.kernels.checkpoints.weights import open_source, open_weights
+from quipu.kernels.checkpoints.weights import open_weights
 from quipu.kernels.models.config import read_config
 from tests.kernel_markers import needs_kernels
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
@@ -122,14 +122,6 @@ def test_wrong_tensors(in_mxfp4: Path, edit: Callable[[Tensors], None], named: s
     change(in_mxfp4, edit)
     with pytest.raises(ValueError, match=named):
         make_backend(in_mxfp4)
-
-
-def test_unknown_entry(in_mxfp4: Path) -> None:
-    """An entry of the format that is not known is refused by name."""
-    config = read_config(in_mxfp4)
-    config["quantization_config"]["block_size"] = 16
-    with pytest.raises(ValueError, match=r"quantization_config\.block_size is not supported for mxfp4"):
-        open_source(in_mxfp4, config, load_format="auto", dtype="auto")
 
 
 def test_quantizing_while_loading(checkpoints: dict[str, Path]) -> None:

@@ -117,3 +117,45 @@ def test_published_gemma3() -> None:
     assert (parsed.num_heads, parsed.num_kv_heads, parsed.head_dim, parsed.vocab_size) == (8, 4, 256, 262208)
     assert (parsed.windows[4:7], parsed.tie_word_embeddings, parsed.qkv_bias) == ((1024, None, 1024), True, False)
     assert text_part(config)["torch_dtype"] == "bfloat16"
+
+
+def test_published_gemma4() -> None:
+    """Entries of the towers' tokens in the published configuration of Gemma 4 31B are none of the decoder's."""
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    text = {
+        "attention_k_eq_v": True, "enable_moe_block": False, "expert_intermediate_size": None,
+        "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 5376, "hidden_size_per_layer_input": 0,
+        "intermediate_size": 21504, "layer_types": kinds * 10, "max_position_embeddings": 262144,
+        "model_type": "gemma4_text", "moe_intermediate_size": None, "num_attention_heads": 32, "num_experts": None,
+        "num_global_key_value_heads": 4, "num_hidden_layers": 60, "num_key_value_heads": 16, "num_kv_shared_layers": 0,
+        "rms_norm_eps": 1e-06, "sliding_window": 1024, "tie_word_embeddings": True, "top_k_experts": None,
+        "use_bidirectional_attention": "vision", "use_double_wide_mlp": False, "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": None, "audio_token_id": 258881,
+        "boa_token_id": 256000, "boi_token_id": 255999, "dtype": "bfloat16", "eoa_token_id": 258883,
+        "eoa_token_index": 258883, "eoi_token_id": 258882, "eos_token_id": [1, 106], "image_token_id": 258880,
+        "initializer_range": 0.02, "model_type": "gemma4", "text_config": text, "tie_word_embeddings": True,
+        "transformers_version": "5.7.0", "video_token_id": 258884, "vision_config": {"model_type": "gemma4_vision"},
+        "vision_soft_tokens_per_image": 280,
+    }  # fmt: skip
+    assert find_family(config).parse(config).num_layers == 60
+
+
+def test_published_mistral_small() -> None:
+    """Entries of the projector in the published configuration of Mistral Small 3.1 are none of the decoder's."""
+    text = {
+        "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 32768, "max_position_embeddings": 131072, "model_type": "mistral",
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000000.0, "sliding_window": None, "use_cache": True, "vocab_size": 131072,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
+        "model_type": "mistral3", "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2, "text_config": text, "transformers_version": "4.57.1",
+        "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
+    }  # fmt: skip
+    assert find_family(config).parse(config).num_layers == 40

@@ -93,6 +93,27 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0,
         "tie_word_embeddings": True,
     },
+    "SmolLM2-135M": {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+        **sizes(49152, 576, 1536, 30, 9, 3, 8192), "attention_bias": False, "attention_dropout": 0.0,
+        "hidden_act": "silu", "initializer_range": 0.041666666666666664, "is_llama_config": True, "mlp_bias": False,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+        "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+        "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"}},
+    },
+    "Falcon3-7B": {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+        **sizes(131072, 3072, 23040, 28, 12, 4, 32768), "activation": "swiglu", "attention_bias": False,
+        "head_dim": 256, "hidden_act": "silu", "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-6,
+        "rope_scaling": None, "rope_theta": 1000042, "tie_word_embeddings": False,
+    },
+    "Mistral-Small, trained with unsloth": {
+        "model_type": "mistral", "architectures": ["MistralForCausalLM"],
+        **sizes(131072, 5120, 32768, 40, 32, 8, 131072), "dtype": "bfloat16", "eos_token_id": 2, "head_dim": 128,
+        "hidden_act": "silu", "pad_token_id": 11, "rms_norm_eps": 1e-5, "sliding_window": None,
+        "rope_parameters": {"rope_theta": 1000000000.0, "rope_type": "default"}, "tie_word_embeddings": False,
+        "transformers_version": "5.10.2", "unsloth_fixed": True, "unsloth_version": "2025.12.5", "use_cache": False,
+    },
     "Qwen2.5-7B-Instruct with yarn": {
         "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"],
         **sizes(152064, 3584, 18944, 28, 28, 4, 32768), "hidden_act": "silu", "max_window_layers": 28,

@@ -114,6 +114,9 @@ def test_rows_read_what_others_compute(tmp_path: Path, executor: str) -> None:
     [
         ({"vocab_size": 4224}, {}, "--draft-model .*: its vocabulary has 4224 tokens, and the model's 4096"),
         ({"max_position_embeddings": 128}, {}, "--draft-model .*: max_model_len 256 exceeds"),
+        ({"odd": 1}, {}, "--draft-model .*: config.json has entries that are not understood: odd"),
+        ({"odd": 1}, {"ignored_config_entries": ("odd",)}, "^--ignore-config-entries: odd is no entry"),
+        ({}, {"ignored_config_entries": ("draft_model.odd",)}, "--draft-model .*: --ignore-config-entries: odd is no"),
         ({"model_type": "unknown", "architectures": ["Unknown"]}, {}, "--draft-model .*Unknown"),
         ({}, {"executor": "fake"}, "--draft-model: the fake executor runs none"),
         ({}, {"executor": "transformers"}, "--draft-model: the transformers executor runs none"),
@@ -125,4 +128,16 @@ def test_refused(tmp_path: Path, entries: dict[str, object], changes: dict[str, 
     """A draft model that cannot guess for the model is refused by name, before its weights are read."""
     folder = draft_folder(tmp_path / "draft", **entries)
     with pytest.raises(ValueError, match=reason), loaded(draft_model=folder, **changes):
+        pass
+
+
+def test_ignored_entries(tmp_path: Path) -> None:
+    """Entries of a draft model that are not understood are ignored if they are named with `draft_model.`."""
+    folder = draft_folder(tmp_path / "draft", num_hidden_layers=1, odd=1)
+    with loaded(draft_model=folder, ignored_config_entries=("draft_model.odd",)) as both:
+        assert isinstance(both.drafter, Drafter) and both.drafter.model is not None
+    with (
+        pytest.raises(ValueError, match=r"--ignore-config-entries: draft_model\.odd is no"),
+        loaded(ignored_config_entries=("draft_model.odd",)),
+    ):
         pass
