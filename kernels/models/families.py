@@ -21,6 +21,7 @@ from .gemma4_model import Gemma4
 from .glm import parse_glm, parse_glm4, parse_glm4_moe
 from .gpt_oss import parse_gpt_oss
 from .granite import parse_granite, parse_granite_hybrid, parse_granite_moe
+from .known_entries import words
 from .layer_normed import parse_cohere2, parse_phimoe, parse_stablelm, parse_starcoder2
 from .llama import parse_llama, parse_ministral, parse_mistral, parse_phi3, parse_seed_oss, parse_smollm3
 from .llama4 import parse_llama4
@@ -157,6 +158,19 @@ SPELLINGS = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Other spellings, as published checkpoints have them, beside transformers' own."""
 DRAFT_HEADS = ("eagle", "medusa", "mtp", "mlpspeculator")
 """In the names of architectures that are no models: they compute from a model's states what it may draw next."""
+_WITH_STATES = {
+    "short convolutions": words("Lfm2ForCausalLM Lfm2MoeForCausalLM Lfm2VlForConditionalGeneration"),
+    "linear attention": words(
+        "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration Qwen3_5MoeForCausalLM "
+        "Qwen3_5MoeForConditionalGeneration KimiLinearForCausalLM MiniMaxForCausalLM OlmoHybridForCausalLM"
+    ),
+    "recurrence": words("RecurrentGemmaForCausalLM RwkvForCausalLM xLSTMForCausalLM"),
+    "Mamba": words(
+        "MambaForCausalLM Mamba2ForCausalLM FalconMambaForCausalLM FalconH1ForCausalLM JambaForCausalLM "
+        "BambaForCausalLM NemotronHForCausalLM ZambaForCausalLM Zamba2ForCausalLM"
+    ),
+}
+"""Architectures with layers that keep a state of each sequence, by what these compute."""
 SPECULATION = "docs/operate/speculative-decoding.md"
 _ALSO = {**SPELLINGS, **{name: decoder.architecture for name, decoder in WITH_TOWERS.items()}}
 
@@ -180,6 +194,12 @@ def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Famil
     named = ", ".join(architectures) or "config.json names none"
     if any(head in named.lower() for head in DRAFT_HEADS):
         raise ValueError(f"{named} is a head that drafts for another model, which is not loaded ({SPECULATION})")
+    if kind := next((kind for kind, names in _WITH_STATES.items() if not names.isdisjoint(architectures)), None):
+        raise ValueError(
+            f"unsupported architecture ({named}): it has layers of {kind}, each of which keeps a state of the sequence "
+            "beside the KV blocks, which no executor does; run vLLM with it, and serve it by --upstream "
+            "(docs/operate/upstreams.md)"
+        )
     raise ValueError(
         f"unsupported architecture ({named}): quipu supports {', '.join(FAMILIES)}; {_others()} "
         f"(docs/operate/executors.md)"

@@ -283,6 +283,23 @@ def test_architectures(architecture: str, named: str) -> None:
         find_family({"architectures": [architecture]})
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("Lfm2ForCausalLM", "short convolutions"),
+        ("Lfm2MoeForCausalLM", "short convolutions"),
+        ("Qwen3NextForCausalLM", "linear attention"),
+        ("Qwen3_5ForConditionalGeneration", "linear attention"),
+        ("FalconH1ForCausalLM", "Mamba"),
+    ],
+)
+def test_architectures_with_states(architecture: str, kind: str) -> None:
+    """Say which layers keep a state, and advise no executor, since none serves them."""
+    with pytest.raises(ValueError, match=rf"{architecture}.*layers of {kind}.*--upstream") as refused:
+        find_family({"architectures": [architecture]})
+    assert "--executor" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["LlamaForCausalLMEagle3", "EagleLlamaForCausalLM", "MedusaModel", "DeepSeekMTPModel"])
 def test_draft_heads(name: str) -> None:
     """Name a head that drafts for another model, and advise no other executor for it."""
