@@ -28,6 +28,7 @@ from .messages.upstream import Forward
 from .request_desk.upstream_pool import UpstreamPool
 from .router.upstream_routing import PromptKeys
 from .shared.block_keys import chain_keys
+from .shared.image_files import knows_images
 from .shared.tokenizers_library import load_library
 from .text_workers.chat_pool import ChatPool
 from .text_workers.lanes import Lanes
@@ -120,7 +121,7 @@ async def open_prompts(config: RuntimeConfig, pool: UpstreamPool) -> AsyncIterat
         for folder in {upstream.config.tokenizer for upstream in pool if upstream.config.kv_events} - {None}:
             assert folder is not None
             path = Path(folder)
-            library, template = load_library(path), read_template(path)
+            library, template = load_library(path), read_template(path, lists_parts=knows_images(path))
             encoder = load_encoder(library)
             renderer = ChatPool(template, config.chat_template_timeout_s)
             lanes = Lanes(config.max_encode_waiting, config.max_encode_waiting_bytes, encoder)

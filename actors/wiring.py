@@ -208,10 +208,10 @@ async def open_runtime(
         folder = Path(config.engine.model_path)
         library = load_library(folder)
         encoder, decoder = load_encoder(library), Decoder(library)
-        chat_template = read_template(folder)
+        images = ImagePool.of(config.engine)
+        chat_template = read_template(folder, lists_parts=images.format is not None)
         template_text = None if chat_template is None else chat_template.text
         chosen = choose_format(folder, library, template_text, config.tool_call_parser, config.reasoning_parser)
-        images = ImagePool.of(folder)
         desk.info = attrs.evolve(desk.info, output=chosen.output, images=images.format)
         renderer = make_renderer(chat_template, config.chat_template_timeout_s)
         processes = runtime.encode_processes = EncodeProcesses(encoder, library.source) if encode_apart else None

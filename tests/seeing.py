@@ -1,10 +1,9 @@
-"""A tiny checkpoint that reads images, with `TINY`'s tokenizer, and images as clients send them."""
+"""Tiny checkpoints that read images, with `TINY`'s tokenizer, and images as clients send them."""
 
 from __future__ import annotations
 
 import base64
 import json
-import shutil
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,44 @@ from typing import Any
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer
 
-from tests.kernels.transformers_runner.seeing_models import SIDE, draw_image, make_seeing_model
+from tests.kernels.transformers_runner.seeing_models import NUM_TOKENS, SIDE, draw_image, make_seeing_model
 from tests.tiny import TINY
 
 VOCAB_SIZE, PLACEHOLDER = 4104, 4096
+TOKENS = {
+    "llava": {"image_token": "<image>"},
+    "gemma3": {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    },
+}
+"""The names and texts of a family's tokens for images; the first is the placeholder's, the last is reserved."""
+WRITTEN = {"llava": "<image>", "gemma3": "<start_of_image>"}
+"""What the chat template writes for an image."""
+SHOWN = {"llava": "<image>", "gemma3": "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"}
+"""What is tokenized in its place."""
 TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
-{%- for part in message.content %}{{- '<image>' if part.type == 'image' else part.text }}{%- endfor %}
+{%- for part in message.content %}{{- 'WRITTEN' if part.type == 'image' else part.text }}{%- endfor %}
 {{- '<|im_end|>' + '\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 
 
-def make_seeing_checkpoint(folder: Path) -> Path:
+def make_seeing_checkpoint(folder: Path, family: str = "llava") -> Path:
     """Make a checkpoint that can be served."""
-    make_seeing_model(folder, VOCAB_SIZE, PLACEHOLDER)
-    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken("<image>", special=True)])
-    assert tokenizer.token_to_id("<image>") == PLACEHOLDER
+    make_seeing_model(folder, VOCAB_SIZE, PLACEHOLDER, family)
+    tokenizer, texts = Tokenizer.from_file(str(TINY / "tokenizer.json")), TOKENS[family]
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in texts.values()])
+    assert tokenizer.token_to_id(texts["image_token"]) == PLACEHOLDER
     tokenizer.save(str(folder / "tokenizer.json"))
-    shutil.copy(TINY / "tokenizer_config.json", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    config = json.loads((TINY / "tokenizer_config.json").read_text("utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "extra_special_tokens": texts}))
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": NUM_TOKENS}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("WRITTEN", WRITTEN[family]))
     return folder
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -28,6 +29,7 @@ from ..messages.mover import Lending, MoveNews, MoverMessage
 from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import AnnounceKeys, Granted, Submit
 from ..messages.supervisor import EngineReady, Heartbeat
+from ..shared.image_files import read_image_format
 from .block_manager.actor import answer_look_ups, end_moves, fetch_from_peers, lend_to_peers, run_block_manager
 from .block_manager.reservation import BlockManager
 from .executor.actor import delay_of_moves, run_adapters, run_executor, wait_until_idle
@@ -93,6 +95,7 @@ class Engine:
         self._copies, self._network = opened.copies, network
         self._listener = None if network is None or opened.copies is None else network.listen()
         self._write_rate = opened.write_rate
+        images = read_image_format(Path(config.model_path), config.executor)
         self._scheduler_config = SchedulerConfig(
             block_size=config.block_size,
             num_blocks=pool.num_blocks,
@@ -112,6 +115,7 @@ class Engine:
             max_waiting_tokens=config.max_waiting_tokens,
             has_quotas=config.kv_quota is not None,
             max_waiting_share=config.max_waiting_share,
+            whole_image_tokens=images.num_tokens if images is not None and images.is_whole else 0,
         )
         self._begin_incarnation()
 

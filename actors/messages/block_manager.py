@@ -7,6 +7,7 @@ from enum import StrEnum
 import attrs
 import msgspec
 
+from .images import PromptImage
 from .peers import Peer
 from .prompts import Pin
 
@@ -135,6 +136,10 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     """Seconds to compute a token in a step that is filled with prompts; 0: not known."""
     candidate_peers: dict[int, Peer] = {}
     """By candidate, the engine that may still have its blocks."""
+    candidate_images: dict[int, tuple[PromptImage, ...]] = {}
+    """By candidate, images within which no chunk may end (`shared/whole_images.py`)."""
+    completes_images: bool = False
+    """A chunk may be longer than all limits, if it would otherwise be a part of an image."""
     shared_keys: list[bytes] = []
     """Keys of which the router believes that the object store has them."""
     returned_ids: list[int] = []

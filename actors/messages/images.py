@@ -18,18 +18,35 @@ class EncodedImage:
 
 
 @attrs.frozen
+class ImageTexts:
+    """What becomes of what a chat template writes for an image, before the chat is tokenized."""
+
+    written: str
+    """What the template writes."""
+    replacement: str
+    """What takes its place, with one placeholder."""
+    reserved: tuple[str, ...]
+    """What nobody may write beside an image, since only replacements have it."""
+
+
+@attrs.frozen
 class ImageFormat:
-    """How a model wants images: the shorter side is scaled, then the middle is cut out."""
+    """How a model wants images."""
 
     placeholder: int
     """The token that stands for a part of an image."""
     num_tokens: int
     """How many of them stand for an image."""
-    shorter_side: int
+    shorter_side: int | None
+    """What the shorter side is scaled to, before the middle is cut out; None: both sides are scaled, to the size."""
     height: int
     width: int
     resample: int
     """Pillow's number of the filter that is used for scaling."""
+    texts: ImageTexts | None = None
+    """None: the template writes a placeholder for each image."""
+    is_whole: bool = False
+    """An image's tokens attend to one another in both directions: no pass may end between them."""
 
 
 IMAGE_MARK = "\ufdd2"

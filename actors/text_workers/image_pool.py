@@ -19,13 +19,15 @@ import attrs
 import structlog
 import trio
 
+from ..config.engine_config import EngineConfig
 from ..messages.images import EncodedImage, ImageFormat, PromptImage
 from ..messages.outcomes import ErrorKind, RequestError
 from ..shared.fair_queue import FairQueue
-from ..shared.image_files import read_image_format
+from ..shared.image_files import check_room, read_image_format
+from ..tokenizer.chat_template import RenderedChat
 from ..tokenizer.encoder import EncodedChat
 from ..tokenizer.encoding_errors import ImageRefused, WorkerUnavailable
-from ..tokenizer.image_placeholders import with_images
+from ..tokenizer.image_placeholders import with_images, with_texts
 from .child_start import start_child
 from .exact_receive import receive_exactly
 from .image_worker import LENGTH, PIXELS
@@ -98,9 +100,11 @@ class ImagePool:
         self._settings = json.dumps({**sizes, "max_pixels": MAX_PIXELS, "limit_s": LIMIT_S}).encode()
 
     @classmethod
-    def of(cls, folder: Path) -> ImagePool:
-        """Make the pool for a checkpoint. Raises CheckpointError."""
-        return cls(read_image_format(folder))
+    def of(cls, config: EngineConfig) -> ImagePool:
+        """Make the pool for engines. Raises CheckpointError if they cannot read the checkpoint's images."""
+        wanted = read_image_format(Path(config.model_path), config.executor)
+        check_room(wanted, config.max_num_batched_tokens, config.max_num_seqs)
+        return cls(wanted)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep processes as long as they are needed, until cancelled."""
@@ -123,6 +127,11 @@ class ImagePool:
             digest = hashlib.sha256(b"quipu-image-1 %d %d " % (how.height, how.width) + pixels).digest()
             found.append(PromptImage(digest, pixels, how.height, how.width, how.num_tokens))
         return found
+
+    def spread(self, rendered: RenderedChat, num_images: int) -> RenderedChat:
+        """Return a chat with the texts that the model wants around its images. Raises TemplateError."""
+        texts = None if self.format is None or not num_images else self.format.texts
+        return rendered if texts is None else with_texts(rendered, num_images, texts)
 
     def place(self, encoded: EncodedChat, images: Sequence[PromptImage]) -> EncodedChat:
         """Return a chat with its images. Raises TemplateError."""

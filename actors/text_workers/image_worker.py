@@ -83,8 +83,10 @@ def decode(data: bytes, settings: dict[str, Any]) -> bytes:
     except Exception as error:  # decoders raise anything for a damaged file
         raise _Refused(f"not a PNG, JPEG, WebP or GIF image that can be decoded ({type(error).__name__})") from None
     shorter, target_height, target_width = (settings[name] for name in ("shorter_side", "height", "width"))
-    longer = int(shorter * max(width, height) / min(width, height))
-    sizes = (shorter, longer) if width <= height else (longer, shorter)
+    sizes = (target_width, target_height)
+    if shorter is not None:
+        longer = int(shorter * max(width, height) / min(width, height))
+        sizes = (shorter, longer) if width <= height else (longer, shorter)
     if sizes != rgb.size:
         rgb = rgb.resize(sizes, resample=settings["resample"])
     left, top = (sizes[0] - target_width) // 2, (sizes[1] - target_height) // 2

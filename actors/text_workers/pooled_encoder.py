@@ -263,20 +263,16 @@ class PooledEncoder:
         located = attrs.evolve(chat, messages=()) if chat.locates_parts else None
         outlined = chat if outlines else None
         del chat
+        cache, owner = None if options.owner is None else self._segments, options.owner or ""
+
+        def encode(encoder: TextEncoder) -> EncodedChat | TooManyTokens:
+            shown = self._images.spread(rendered, len(images))
+            ends = _outlined(outlined, shown.text, encoder)
+            return encoder.encode_chat(shown, marks, cache, owner, located, max_tokens=max_tokens, outlined=ends)
+
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
         try:
-            cache, owner = None if options.owner is None else self._segments, options.owner or ""
-            encoded = await slot.encode(
-                lambda encoder: encoder.encode_chat(
-                    rendered,
-                    marks,
-                    cache,
-                    owner,
-                    located,
-                    max_tokens=max_tokens,
-                    outlined=_outlined(outlined, rendered.text, encoder),
-                )
-            )
+            encoded = await slot.encode(encode)
         finally:
             slot.leave()
         return self._images.place(encoded, images) if images and isinstance(encoded, EncodedChat) else encoded

@@ -18,7 +18,6 @@ import attrs
 
 from ..shared.added_tokens import CONFIG, read_special_tokens
 from ..shared.checkpoint import CheckpointError, read_json
-from ..shared.image_files import read_image_format
 
 FILE = "chat_template.jinja"
 OLD_FILE = "chat_template.json"
@@ -48,8 +47,8 @@ class TemplateSource:
         return self.source if self.tool_source is None else f"{self.tool_source}\n{self.source}"
 
 
-def read_template(folder: Path) -> TemplateSource | None:
-    """Return the chat templates of the checkpoint in `folder`, or None if it has none.
+def read_template(folder: Path, *, lists_parts: bool = False) -> TemplateSource | None:
+    """Return the chat templates of the checkpoint in `folder`, or None if it has none. `lists_parts`: as in its result.
 
     Raises CheckpointError, naming the file or entry that is invalid.
     """
@@ -62,7 +61,6 @@ def read_template(folder: Path) -> TemplateSource | None:
         return None
     special = read_special_tokens(folder).texts
     default, for_tools = templates.get(_DEFAULT, _NO_DEFAULT), templates.get(_FOR_TOOLS)
-    lists_parts = read_image_format(folder) is not None
     return TemplateSource(str(folder), default, special, for_tools, lists_parts)
 
 

@@ -3,7 +3,8 @@
 `transformers_backend.py` makes a `PackedRows` for each pass; `paged_attention.py` asks it in every layer which slots
 are written and read. Rows of one token are read together, in groups of similar length; a longer row is read alone.
 
-What must always hold: a slot that no token of the row's sequence has written is never read unmasked.
+What must always hold: a slot that no token of the row's sequence has written is never read unmasked; a window limits
+only how far a token sees back.
 """
 
 from __future__ import annotations
@@ -53,9 +54,19 @@ class PackedRows:
     """The rows of one pass: N tokens in all."""
 
     def __init__(
-        self, batch: StepBatch, last_drawn: Sequence[int | None], block_size: int, device: torch.device
+        self,
+        batch: StepBatch,
+        last_drawn: Sequence[int | None],
+        block_size: int,
+        device: torch.device,
+        *,
+        whole_images: bool = False,
     ) -> None:
-        """Raises ValueError for a carried row without a drawn token, or with several tokens."""
+        """`whole_images`: a token of an image sees all of the image's tokens, which are there.
+
+        Raises ValueError for a carried row without a drawn token, or with several tokens, and for a row that ends
+        within a whole image.
+        """
         token_ids = list(batch.token_ids)
         positions: list[int] = []
         self._rows: list[_Row] = []
@@ -79,6 +90,20 @@ class PackedRows:
         """The block to which each token's keys and values are written..."""
         self.offsets_N = self.positions_1N[0] % block_size
         """...and the slot within it."""
+        self._last_seen_N = self._ends_of_images(batch) if whole_images and batch.images else self.positions_1N[0]
+        """The last position that each token sees."""
+
+    def _ends_of_images(self, batch: StepBatch) -> torch.Tensor:
+        """Return each token's position, or the last one of the image of which it is a part."""
+        last_seen_N = self.positions_1N[0].clone()
+        for part in batch.images:
+            row = self._rows[part.row]
+            end = row.position + part.offset - part.first + part.image.num_tokens
+            if end > row.context:
+                raise ValueError(f"row {part.row} ends at {row.context}, within an image that ends at {end}")
+            token = row.start + part.offset
+            last_seen_N[token : token + part.count] = end - 1
+        return last_seen_N
 
     def reads(self, window: int | None) -> list[Reads]:
         """Return what the rows read in a layer in which a token sees the last `window` tokens; None: all."""
@@ -114,15 +139,13 @@ class PackedRows:
         if not needs_mask:
             return Reads(tokens, blocks, first, end, None, None)
         keys_RC = torch.arange(first, end, device=self._device) + self._tensor([[low * size] for low in lows])
-        queries_Rn = self.positions_1N[0][tokens]
-        distance_RnC = queries_Rn.unsqueeze(2) - keys_RC.unsqueeze(1)
-        hidden_RnC = distance_RnC < 0
+        hidden_RnC = keys_RC.unsqueeze(1) > self._last_seen_N[tokens].unsqueeze(2)
         unwritten = None
         if len(rows) > 1:
             row_at, slot_at = hidden_RnC[:, -1].nonzero(as_tuple=True)
             unwritten = row_at, slot_at
         if window is not None:
-            hidden_RnC |= distance_RnC >= window
+            hidden_RnC |= keys_RC.unsqueeze(1) <= self.positions_1N[0][tokens].unsqueeze(2) - window
         return Reads(tokens, blocks, first, end, hidden_RnC, unwritten)
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:

@@ -10,10 +10,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 _LAYERS = frozenset({"full_attention", "sliding_attention"})
-SEEING = frozenset({"LlavaForConditionalGeneration"})
-"""Architectures whose images are read: all of one size, with causal attention and positions as in text."""
-_TOWERS = frozenset({"clip_vision_model", "siglip_vision_model"})
+
+
+@attrs.frozen
+class Seeing:
+    """How an architecture reads images: all of one size, with positions as in text."""
+
+    towers: frozenset[str]
+    """The types of `vision_config` that are served."""
+    whole_images: bool = False
+    """The tokens of an image attend to one another in both directions, in layers with a window, too."""
+
+
+SEEING = {
+    "LlavaForConditionalGeneration": Seeing(frozenset({"clip_vision_model", "siglip_vision_model"})),
+    "Gemma3ForConditionalGeneration": Seeing(frozenset({"siglip_vision_model"}), whole_images=True),
+}
+"""Architectures whose images are read."""
 _OTHER_INPUTS = ("vision_config", "audio_config", "speech_config", "image_config", "video_config")
 
 
@@ -21,12 +37,14 @@ def check_config(config: Any, named: str, max_model_len: int) -> None:
     """Raises ValueError for a model that is not served. `named`: its architecture."""
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{named} has an encoder: the transformers executor serves decoders only")
-    if named in SEEING:
+    if (seeing := SEEING.get(named)) is not None:
         tower = config.vision_config.model_type
-        if tower not in _TOWERS:
+        if tower not in seeing.towers:
             raise ValueError(
                 f"{named} with {tower} reads images of many sizes, which the transformers executor does not"
             )
+        if config.image_token_id >= config.get_text_config().vocab_size:
+            raise ValueError(f"image_token_index {config.image_token_id} is not below the decoder's vocab_size")
     elif any(getattr(config, entry, None) is not None for entry in _OTHER_INPUTS):
         raise ValueError(f"{named} reads more than text, which the transformers executor does not serve")
     decoder = config.get_text_config()

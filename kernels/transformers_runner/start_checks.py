@@ -8,12 +8,14 @@ prompt is computed in chunks beside another one; so nothing of it looks at neigh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..batch import StepBatch
+from ..batch import ImageTokens, StepBatch
 from ..kv_cache import BlockShape, KVCache
+from ..step_types import PromptImage
 from .causal_head import SplitModel
 from .packed_rows import PackedRows
 from .paged_attention import Unsupported
@@ -23,6 +25,8 @@ _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 """Of a token's logits, relative to their spread: attention that adds in another order, in these dtypes."""
 _FIRST, _SECOND, _BESIDE = 7, 5, 4
 """Tokens of the prompt's chunks, and of the one beside it, which has one more in the second pass."""
+_IMAGES = ((1, 6), (8, 11))
+"""Tokens of the prompt that are taken for images' if such attend to one another, whatever their embeddings are."""
 
 
 @torch.inference_mode()
@@ -64,7 +68,7 @@ def compare(loaded: Loaded, split: SplitModel, block: BlockShape) -> None:
     prompt, beside = tokens[0], tokens[1][: _BESIDE + 1]
     try:
         ours = _in_chunks(loaded, split, block, prompt, beside)
-        theirs = _alone(loaded, prompt), _alone(loaded, beside)
+        theirs = _alone(loaded, prompt, _IMAGES), _alone(loaded, beside)
     except Exception as error:  # what a model does in its second pass, or with attention of its own
         raise ValueError(f"{loaded.named} cannot be run with attention of ours: {error or repr(error)}") from error
     expected = (
@@ -102,21 +106,30 @@ def _in_chunks(
             token_ids=[*first, *second],
             block_tables=list(tables),
             samples=[True, True],
+            images=[
+                ImageTokens(PromptImage(b"", b"", 0, 0, end - start), 0, 0, start - places[0], end - start)
+                for start, end in _IMAGES
+                if places[0] <= start < places[0] + len(first)
+            ],
         )
-        rows = PackedRows(batch, [None, None], size, loaded.device)
+        rows = PackedRows(batch, [None, None], size, loaded.device, whole_images=loaded.whole_images)
         with loaded.attention.over(rows, cache):
             hidden = split.hidden_states(rows.token_ids_1N, rows.positions_1N)
         logits.append(hidden.logits(list(range(len(batch.token_ids)))))
     return logits[0], logits[1]
 
 
-def _alone(loaded: Loaded, tokens: list[int]) -> torch.Tensor:
+def _alone(loaded: Loaded, tokens: list[int], images: Sequence[tuple[int, int]] = ()) -> torch.Tensor:
     """Return the logits that transformers computes with the model's own attention."""
     model: Any = loaded.model
     loaded.attend_with("eager")
     try:
         ids_1N = torch.tensor([tokens], device=loaded.device)
-        logits_NV: torch.Tensor = model(input_ids=ids_1N, use_cache=False).logits[0].to("cpu", torch.float32)
+        kinds_1N = torch.zeros_like(ids_1N)
+        for start, end in images:
+            kinds_1N[:, start:end] = 1
+        told = {"token_type_ids": kinds_1N} if loaded.whole_images else {}
+        logits_NV: torch.Tensor = model(input_ids=ids_1N, use_cache=False, **told).logits[0].to("cpu", torch.float32)
     finally:
         loaded.attend_with(loaded.attention.name)
     return logits_NV

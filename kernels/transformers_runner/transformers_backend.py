@@ -53,9 +53,10 @@ class TransformersBackend(RunsAtOnce):
         """
         loaded = load(config)
         self._attention, self._device = loaded.attention, loaded.device
+        self._whole_images = loaded.whole_images
         self._cuda = CudaDevice() if loaded.device.type == "cuda" else None
         self._split = SplitModel(loaded.model)
-        self._tower = ImageTower(loaded.model, Normalization.read(config.model_path)) if loaded.reads_images else None
+        self._tower = None if loaded.seeing is None else ImageTower(loaded.model, Normalization.read(config.model_path))
         kv_dtype = choose_kv_dtype(config.kv_cache_dtype, loaded.dtype)
         block = watch(loaded, self._split, config.block_size, kv_dtype)
         compare(loaded, self._split, block)
@@ -110,7 +111,9 @@ class TransformersBackend(RunsAtOnce):
         with torch.inference_mode():
             if batch.copies:
                 self.cache.copy_blocks(batch.copies)
-            rows = PackedRows(batch, self._last_drawn, self.cache.block_size, self._device)
+            rows = PackedRows(
+                batch, self._last_drawn, self.cache.block_size, self._device, whole_images=self._whole_images
+            )
             with self._attention.over(rows, self.cache):
                 hidden = self._split.hidden_states(rows.token_ids_1N, rows.positions_1N, self._seen(rows, batch))
             yield hidden

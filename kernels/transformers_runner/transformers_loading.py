@@ -23,7 +23,7 @@ from ..machine import memory
 from ..models.config import read_config
 from ..models.families import SPELLINGS
 from .paged_attention import PagedAttention
-from .served_models import SEEING, check_class, check_config
+from .served_models import SEEING, Seeing, check_class, check_config
 from .transformers_settings import check_installed, check_settings, dtype_of, settle_environment
 
 _SHOWN_NAMES = 3
@@ -45,12 +45,18 @@ class Loaded:
     device: torch.device
 
     @property
-    def reads_images(self) -> bool:
-        return self.named in SEEING
+    def seeing(self) -> Seeing | None:
+        """How the model reads images; None: it reads none."""
+        return SEEING.get(self.named)
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether the tokens of an image attend to one another in both directions."""
+        return self.seeing is not None and self.seeing.whole_images
 
     def attend_with(self, attention: str) -> None:
         """Change the attention function of the decoder."""
-        self.model.set_attn_implementation({"text_config": attention} if self.reads_images else attention)
+        self.model.set_attn_implementation(attention if self.seeing is None else {"text_config": attention})
 
     @property
     def num_bytes(self) -> int:

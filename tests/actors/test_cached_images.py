@@ -11,16 +11,21 @@ import trio
 
 from quipu.actors.messages.images import IMAGE_MARK, EncodedImage
 from quipu.actors.messages.prompts import CacheTtl, ChatPrompt, ContentMark
-from tests.kernels.transformers_runner.seeing_models import NUM_TOKENS
+from tests.kernels.transformers_runner.seeing_models import FAMILIES, NUM_TOKENS
 from tests.runtimes import Client, kill_engine, small_runtime
-from tests.seeing import VOCAB_SIZE, drawn_url, make_seeing_checkpoint
+from tests.seeing import SHOWN, TOKENS, VOCAB_SIZE, drawn_url, make_seeing_checkpoint
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve thirteen"
 
 
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seeing_checkpoint(tmp_path_factory.mktemp("seeing"))
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_seeing_checkpoint(tmp_path_factory.mktemp("seeing"), family)
 
 
 @asynccontextmanager
@@ -78,11 +83,13 @@ async def test_engine_dies(folder: Path) -> None:
                 await trio.sleep(0.01)
 
 
-async def test_placeholders_without_images(folder: Path) -> None:
+async def test_placeholders_without_images(folder: Path, family: str) -> None:
     """A chat whose text has a placeholder, and no image, shares no block with a chat that has one."""
     async with seeing_runtime(folder) as client:
         seen = await client.ask(chat(1), max_tokens=4)
-        text = ChatPrompt(({"role": "user", "content": TEXT + "<image>" * NUM_TOKENS + f" then {TEXT}"},))
-        written = await client.ask(text, max_tokens=4)
-        assert written.record.prompt_tokens == seen.record.prompt_tokens
-        assert 0 < (written.record.cached_tokens or 0) < 48
+        part = TOKENS[family]["image_token"]
+        written = SHOWN[family].replace(part, part * NUM_TOKENS)
+        text = ChatPrompt(({"role": "user", "content": f"{TEXT}{written} then {TEXT}"},))
+        told = await client.ask(text, max_tokens=4)
+        assert told.record.prompt_tokens == seen.record.prompt_tokens
+        assert 0 < (told.record.cached_tokens or 0) < 48

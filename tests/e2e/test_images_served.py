@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from PIL import Image
@@ -16,42 +17,70 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForImageTextToText
 
 from tests.e2e.servers import Server, serving
-from tests.kernels.transformers_runner.seeing_models import NUM_TOKENS, draw_image, pixel_values
-from tests.seeing import PLACEHOLDER, chat_body, data_url, drawn_url, make_seeing_checkpoint, png, said, seen
+from tests.kernels.transformers_runner.seeing_models import (
+    FAMILIES,
+    NUM_TOKENS,
+    draw_image,
+    pixel_values,
+    told_of_images,
+)
+from tests.seeing import (
+    PLACEHOLDER,
+    SHOWN,
+    TOKENS,
+    WRITTEN,
+    chat_body,
+    data_url,
+    drawn_url,
+    make_seeing_checkpoint,
+    png,
+    said,
+    seen,
+)
 
 BEFORE = "Look closely at what is shown here, and count the things that you can name. "
 FIELDS: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logit_bias": {"2": -100}}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seeing_checkpoint(tmp_path_factory.mktemp("checkpoints") / "seeing")
+@attrs.frozen
+class Checkpoint:
+    folder: Path
+    family: str
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("checkpoints") / "seeing"
+    return Checkpoint(make_seeing_checkpoint(folder, request.param), request.param)
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ("--executor", "transformers", "--num-blocks", "26", "--threads", "1")
-    with serving(tmp_path_factory.mktemp("seeing"), str(model), *flags) as server:
+def server(model: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    # steps that an image and the sequences beside it fill
+    room = "--max-num-seqs", "8", "--max-num-batched-tokens", str(NUM_TOKENS + 8)
+    flags = ("--executor", "transformers", "--num-blocks", "26", "--threads", "1", *room)
+    with serving(tmp_path_factory.mktemp("seeing"), str(model.folder), *flags) as server:
         yield server
 
 
-def prompt_of(model: Path, *texts: str) -> list[int]:
+def prompt_of(model: Checkpoint, *texts: str) -> list[int]:
     """Return the tokens of a chat with an image between each two texts."""
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    text = f"<|im_start|>user\n{'<image>'.join(texts)}<|im_end|>\n<|im_start|>assistant\n"
+    tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+    text = f"<|im_start|>user\n{SHOWN[model.family].join(texts)}<|im_end|>\n<|im_start|>assistant\n"
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return [token for found in ids for token in ([found] * NUM_TOKENS if found == PLACEHOLDER else [found])]
 
 
 @torch.inference_mode()
-def greedy(model: Path, tokens: list[int], *seeds: int) -> str:
+def greedy(model: Checkpoint, tokens: list[int], *seeds: int) -> str:
     """Return the text that transformers generates."""
-    theirs = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    theirs = AutoModelForImageTextToText.from_pretrained(model.folder, dtype=torch.float32)
     ids = theirs.generate(
         input_ids=torch.tensor([tokens]), pixel_values=torch.cat([pixel_values(draw_image(seed)) for seed in seeds]),
         max_new_tokens=12, min_new_tokens=12, do_sample=False, suppress_tokens=[2], pad_token_id=0,
+        **told_of_images(model.family, tokens, PLACEHOLDER),
     )  # fmt: skip
-    return str(Tokenizer.from_file(str(model / "tokenizer.json")).decode(ids[0][len(tokens) :].tolist()))
+    return str(Tokenizer.from_file(str(model.folder / "tokenizer.json")).decode(ids[0][len(tokens) :].tolist()))
 
 
 def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
@@ -61,7 +90,7 @@ def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
     return usage["prompt_tokens"], details["cached_tokens"], details["image_tokens"]
 
 
-def test_texts_and_counts(model: Path, server: Server) -> None:
+def test_texts_and_counts(model: Checkpoint, server: Server) -> None:
     """A chat about images has transformers' text, also when it is cached. Equal images hit; another one of the same
     size hits up to the block in which it begins."""
     tokens = prompt_of(model, BEFORE, " and ", " differ?")
@@ -140,7 +169,7 @@ def test_other_apis(server: Server) -> None:
     assert server.post("/v1/chat/completions", body).json()["error"]["param"] == "truncate_prompt_tokens"
 
 
-def test_results_of_tools(server: Server) -> None:
+def test_results_of_tools(model: Checkpoint, server: Server) -> None:
     """An image in a tool's result is one of the prompt in all APIs: counted, cached, and refused by its field."""
     call = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
     image = {"type": "image", "source": {"type": "base64", "data": drawn_url(9).partition(",")[2]}}
@@ -156,7 +185,8 @@ def test_results_of_tools(server: Server) -> None:
     usage = server.post("/v1/messages", message).json()["usage"]
     total = usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
     told["content"].pop()
-    assert server.post("/v1/messages/count_tokens", message).json()["input_tokens"] == total - NUM_TOKENS
+    num_shown = len(prompt_of(model, BEFORE, "")) - len(prompt_of(model, BEFORE))
+    assert server.post("/v1/messages/count_tokens", message).json()["input_tokens"] == total - num_shown
     output = [{"type": "input_text", "text": BEFORE}, {"type": "input_image", "image_url": drawn_url(9)}]
     items: list[dict[str, Any]] = [
         said_by("user", "Look."),
@@ -213,7 +243,8 @@ def test_refused(server: Server, url: str, problem: str) -> None:
     assert problem in error["message"]
 
 
-def test_placeholders_of_clients(server: Server) -> None:
-    """A text with the placeholder of an image cannot take an image's place."""
-    response = server.post("/v1/chat/completions", chat_body(said("<image>"), seen(drawn_url(1))))
-    assert response.status_code == 400 and "1 images" in response.json()["error"]["message"]
+def test_placeholders_of_clients(model: Checkpoint, server: Server) -> None:
+    """A text with one of the tokens of an image cannot take an image's place, nor end it."""
+    for text in {WRITTEN[model.family], *TOKENS[model.family].values()}:
+        response = server.post("/v1/chat/completions", chat_body(said(text), seen(drawn_url(1))))
+        assert response.status_code == 400 and "1 images" in response.json()["error"]["message"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...messages.block_manager import CacheMiss, Reserve
+from ...shared.whole_images import whole_chunk
 from .cached_prefix import CacheReader
 from .grant_columns import GrantColumns
 from .load_parts import LoadedPrompt, Stretch
@@ -83,6 +84,12 @@ class Admissions:
                 stretches = tiers.find(sequence_id, keys, len(shared), prefix.limit, peer)
                 if stretches and any(grant.admitted_copy_sources):
                     continue  # until the next step: it could load into a block that this one has yet to copy
+            start = len(shared) * size
+            images = reserve.candidate_images.get(sequence_id, ())
+            count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
+            count = whole_chunk(start, count, images, completes=reserve.completes_images)
+            if not count and not stretches:
+                break  # until there is room for an image: whoever overtook this one could take it again
             watermark = self.watermark_blocks if self._allocations else 0
             pool.share(shared)
             num_wanted = -(-num_tokens // size) - len(shared) + watermark
@@ -105,10 +112,8 @@ class Admissions:
             # before blocks are taken, which may evict what the prompt has in common with others
             miss = self._reader.explain(prefix, root_key, keys, token_ids, may_read=may_read)
             if tiers is not None and (why := tiers.why_not_loaded(sequence_id, len(shared))) is not None:
-                miss = CacheMiss(why, len(shared) * size)
+                miss = CacheMiss(why, start)
             grant.admitted_misses.append(miss)
-            start = len(shared) * size
-            count = min(num_tokens - start, budget, reserve.candidate_chunk_limit)
             table = self._take(-(-(start + count) // size) - len(shared), sequence_id)
             if shared:
                 table = shared + table

@@ -52,6 +52,7 @@ def make_sequence(message: Submit, arrival: int, config: SchedulerConfig) -> Seq
         kind=message.kind,
         adapter=message.adapter,
         images=message.images,
+        whole_images=message.images if config.whole_image_tokens else (),
         peer=message.peer,
         num_scored=message.num_scored,
     )

@@ -267,5 +267,6 @@ def _tokens_of(sequences: list[Sequence], rows: list[int] | range, done: StepDon
 
 def _is_culprit(step: StepInFlight, row: int) -> bool:
     """Return whether a step that failed could not have failed for any other sequence, nor for its size."""
-    too_large = step.failed is not None and step.failed.out_of_memory and step.num_positions(row) > 1
+    out_of_memory = step.failed is not None and step.failed.out_of_memory
+    too_large = out_of_memory and step.num_positions(row) > step.least_positions(row)
     return step.is_retry and len(step.sequences) == 1 and not too_large

@@ -38,5 +38,13 @@ class SchedulerConfig:
     """Prompt tokens that may wait; 0 means no limit."""
     has_quotas: bool = False
     """Whether the KV-block manager limits what tenants have, and needs to know whose each candidate is."""
+    whole_image_tokens: int = 0
+    """Tokens of an image that a step has to compute together (`shared/whole_images.py`); 0: images may be divided. A
+    step must have room for them beside `max_num_seqs` sequences that decode."""
     max_waiting_share: float = 1.0
     """Share of both limits that one tenant may use."""
+
+    @property
+    def least_budget(self) -> int:
+        """Positions that a step has to have, however little memory there is."""
+        return self.whole_image_tokens + self.max_num_seqs if self.whole_image_tokens else 1

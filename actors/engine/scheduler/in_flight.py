@@ -14,6 +14,7 @@ from ...messages.block_manager import CacheMiss
 from ...messages.executor import StepPlan
 from ...messages.scheduler import StepFailed
 from ...messages.tiers import TierSpans
+from ...shared.whole_images import whole_chunk
 from .running import SteadyStep
 from .sequence import Sequence, Status
 
@@ -64,6 +65,13 @@ class StepInFlight:
         plan = self.plan
         going_on = row < plan.num_going_on
         return plan.most_positions_of(row) if going_on else plan.chunk_counts[row - plan.num_going_on]
+
+    def least_positions(self, row: int) -> int:
+        """Return how many of a row's positions no further steps can divide among them."""
+        first = self.plan.num_going_on
+        if row < first:
+            return 1
+        return whole_chunk(self.plan.chunk_starts[row - first], 1, self.sequences[row].whole_images, completes=True)
 
     @property
     def total_positions(self) -> int:

@@ -226,6 +226,8 @@ class Batcher:
             unread_ids=[s.id for s in candidates if not s.reads_cache],
             candidate_pins={s.id: s.pins for s in candidates if s.pins},
             candidate_peers={s.id: s.peer for s in candidates if s.peer is not None},
+            candidate_images={s.id: s.whole_images for s in candidates if s.whole_images},
+            completes_images=self._asks_for_group,
             candidate_tenants={s.id: s.tenant for s in candidates} if self.config.has_quotas else {},
             token_s=self._state.prefill_speed.token_s,
         )

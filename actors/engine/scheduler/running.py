@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ...shared import preemption
+from ...shared.whole_images import whole_chunk
 from .config import SchedulerConfig
 from .draft_room import growing_rows
 from .sequence import ALONE, Sequence, SharedAdvance
@@ -162,7 +163,7 @@ class RunningSet:
             if self._token_budget.is_lowered:
                 order = sorted(order, key=lambda s: s.last_step)
             decoding = DecodingSet.of(order[:budget])
-        most = self._most_positions(len(decoding.sequences), budget)
+        most = self._most_positions(len(decoding.sequences), budget - self._config.whole_image_tokens)
         budget -= self._most_in_all(len(decoding.sequences), most)
         if decoding is self._decoding and self._config.most_positions == 1:
             growing = self._opening_next()
@@ -186,8 +187,9 @@ class RunningSet:
         growing, rows, counts = growing_rows(decoding.sequences, 1)
         for s in self._prefilling:
             if s.id in group:
+                count = min(s.prefill_end - s.next_start, group[s.id])
                 rows.append(s)
-                counts.append(min(s.prefill_end - s.next_start, group[s.id]))
+                counts.append(whole_chunk(s.next_start, count, s.whole_images, completes=True))
         return Proposal(decoding, 1, growing, rows, counts, waiting, sum(group[s.id] for s in waiting))
 
     def giving_way(self, num_free_blocks: int) -> list[Sequence]:
@@ -200,9 +202,9 @@ class RunningSet:
 
     def longest_chunk(self) -> int:
         """Return the most positions of one prompt in a step; a sequence that is alone has no limit of its own."""
-        threshold = self._config.long_prefill_token_threshold
+        config, threshold = self._config, self._config.long_prefill_token_threshold
         alone = len(self._running) + len(self._waiting) == 1
-        return self._config.max_num_batched_tokens if alone or not threshold else threshold
+        return config.max_num_batched_tokens if alone or not threshold else max(threshold, config.whole_image_tokens)
 
     def victims(self, proposal: Proposal, num_free_blocks: int) -> list[int]:
         """Return whom to preempt, worst rank first; none if the free blocks are certain to suffice."""
@@ -259,13 +261,19 @@ class RunningSet:
         """Add the prefilling rows of the next step; return what is left of the budget."""
         left_of = self._tenant_budgets(budget)
         yields = bool(self._num_batch and self._waiting.awaited(1))  # the budget is for those who wait
-        for sequence in self._prefilling:
+        order = self._prefilling
+        if left_of and self._config.whole_image_tokens:
+            # there may be no room for an image of each tenant: those that have waited longest
+            order = sorted(order, key=lambda s: s.last_step)
+        for sequence in order:
             if budget <= 0:
                 break
             if yields and sequence.is_batch:
                 continue
             left = left_of.get(sequence.tenant, budget)
-            count = min(sequence.prefill_end - sequence.next_start, budget, left, self.longest_chunk())
+            start = sequence.next_start
+            count = min(sequence.prefill_end - start, budget, left, self.longest_chunk())
+            count = whole_chunk(start, count, sequence.whole_images)
             if count > 0:
                 left_of[sequence.tenant] = left - count
                 budget -= count
@@ -278,7 +286,8 @@ class RunningSet:
         if self._config.policy is not Policy.FAIR:
             return {}
         tenants = {s.tenant for s in self._prefilling}.union(self._waiting.tenants())
-        return dict.fromkeys(tenants, -(-budget // len(tenants))) if len(tenants) > 1 else {}
+        share = max(-(-budget // max(1, len(tenants))), self._config.whole_image_tokens)
+        return dict.fromkeys(tenants, share) if len(tenants) > 1 else {}
 
 
 def _within_key_limit(candidates: list[Sequence]) -> list[Sequence]:

@@ -77,6 +77,8 @@ class Sequence:
     kind: SequenceKind = SequenceKind.GENERATE
     adapter: str = ""
     images: tuple[PromptImage, ...] = ()
+    whole_images: tuple[PromptImage, ...] = ()
+    """Those within which no chunk may end."""
     peer: Peer | None = None
     """The engine that computed it so far."""
     full_len: int = attrs.field(default=attrs.Factory(lambda self: self.max_len, takes_self=True))

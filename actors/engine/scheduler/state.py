@@ -68,7 +68,7 @@ class SchedulerState:
         self.config = config
         self.sequences: dict[int, Sequence] = {}
         self.waiting = WaitingQueue(config.policy)
-        self.token_budget = TokenBudget(config.max_num_batched_tokens, clock)
+        self.token_budget = TokenBudget(config.max_num_batched_tokens, clock, config.least_budget)
         self.running = RunningSet(config, self.waiting, self.token_budget)
         self.retries = Retries()
         self.in_flight = StepsInFlight()

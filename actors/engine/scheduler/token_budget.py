@@ -14,9 +14,10 @@ LOWERED_S = 60.0
 class TokenBudget:
     """The token budget of one step."""
 
-    def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        """`most`: as configured. `clock` returns seconds."""
+    def __init__(self, most: int, clock: Callable[[], float], least: int = 1) -> None:
+        """`most`: as configured. `clock` returns seconds. `least`: what every step needs room for."""
         self._most = most
+        self._least = least
         self._clock = clock
         self._now = most
         self._until = 0.0
@@ -27,14 +28,14 @@ class TokenBudget:
         return self._now < self._most
 
     def current(self) -> int:
-        """Return the budget of the next step, at least 1."""
+        """Return the budget of the next step."""
         if self._now < self._most and self._clock() >= self._until:
             self._now = self._most
         return self._now
 
     def lower(self, num_positions: int) -> None:
         """Lower it to half of what a step had that ran out of memory, for `LOWERED_S` from now on."""
-        self._now = max(1, min(self._now, num_positions) // 2)
+        self._now = max(self._least, min(self._now, num_positions) // 2)
         self._until = self._clock() + LOWERED_S
 
     def relax(self) -> None:

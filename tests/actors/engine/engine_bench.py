@@ -29,11 +29,13 @@ from quipu.actors.messages.prompts import Breakpoint
 from quipu.actors.messages.sampling import LogitRules, OutputGrammar, SamplingParams
 from quipu.actors.messages.scheduler import Granted, StepDone, StepDropped, StepFailed, StepResult, Submit
 from quipu.actors.request_desk.mailbox import Mailbox
+from quipu.actors.shared.block_keys import chain_image_keys
 from quipu.actors.shared.breakpoints import in_whole_blocks, pins_of
 from quipu.kernels.backend import BackendConfig
 from quipu.kernels.fake import Dials, FakeBackend
+from quipu.kernels.step_types import PromptImage
 from tests.actors.engine.block_manager.block_checks import check_manager
-from tests.actors.engine.block_manager.proposals import keys_of, reused_of, root_of
+from tests.actors.engine.block_manager.proposals import reused_of, root_of
 from tests.actors.engine.reported_sequences import ReportedSequences, SentPlan, Submission
 from tests.actors.key_reader import KeyReader, committed_in, split
 from tests.actors.properties import check_writes_are_private
@@ -55,6 +57,16 @@ def backend_config(limits: SchedulerConfig) -> BackendConfig:
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
+
+
+def images_of(prompt: list[int], num_tokens: int) -> tuple[PromptImage, ...]:
+    """Return the images of a prompt, up to two of so many tokens, as far as it has room for them; 0: none."""
+    starts = (2, 2 + num_tokens) if num_tokens else ()  # one right behind the other
+    return tuple(
+        PromptImage(bytes([start]) * 32, b"", 1, 1, num_tokens, start)
+        for start in starts
+        if start + num_tokens <= len(prompt)
     )
 
 
@@ -142,10 +154,12 @@ class EngineBench(ReportedSequences):
             account.add_sequence(submission.id, 0, choice, len(prompt), in_whole_blocks(breakpoints, size))
             self.submissions[submission.id] = submission
             submissions.append(submission)
-            keys = keys_of(domain, prompt, size) if self.limits.enable_prefix_caching else []
-            root = root_of(domain, size)
+            root, images = root_of(domain, size), images_of(prompt, self.limits.whole_image_tokens)
+            keys = chain_image_keys(root, prompt, size, images, 0) if self.limits.enable_prefix_caching else []
             pins = pins_of(breakpoints, size) if self.limits.enable_prefix_caching else ()
-            self.batcher.submit(Submit(submission.id, list(prompt), root, keys, sampling, domain, priority, pins=pins))
+            self.batcher.submit(
+                Submit(submission.id, list(prompt), root, keys, sampling, domain, priority, pins=pins, images=images)
+            )
         self.pump()
         return submissions
 
@@ -349,6 +363,11 @@ class EngineBench(ReportedSequences):
         assert len(self._sent) < limits.max_steps_in_flight
         assert {admit.sequence_id for admit in plan.admitted} <= set(plan.row_ids[plan.num_going_on :])
         assert not any(self.submissions[i].terminal for i in plan.row_ids), "an ended sequence is planned"
+        for i, start, count in zip(
+            plan.row_ids[plan.num_going_on :], plan.chunk_starts, plan.chunk_counts, strict=True
+        ):
+            images = images_of(self.submissions[i].prompt, limits.whole_image_tokens)
+            assert not any(image.start < start + count < image.end for image in images), "a chunk ends within an image"
 
     # ------------------------------------------------------------ checks at any time
 

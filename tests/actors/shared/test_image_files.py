@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from quipu.actors.messages.images import ImageFormat
+from quipu.actors.messages.images import ImageFormat, ImageTexts
 from quipu.actors.shared.checkpoint import CheckpointError
-from quipu.actors.shared.image_files import read_image_format
+from quipu.actors.shared.image_files import check_room, knows_images, read_image_format
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
@@ -24,7 +24,7 @@ def read(folder: Path, config: dict[str, Any], processor: dict[str, Any] | None 
     (folder / "config.json").write_text(json.dumps(config))
     if processor is not None:
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-    return read_image_format(folder)
+    return read_image_format(folder, "transformers")
 
 
 def test_llava(tmp_path: Path) -> None:
@@ -55,3 +55,56 @@ def test_refused(tmp_path: Path, config: dict[str, Any], processor: dict[str, An
     """An entry that is not understood is refused by name."""
     with pytest.raises(CheckpointError, match=named):
         read(tmp_path, {**CONFIG, **config}, processor)
+
+
+GEMMA3: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "vision_config": {"model_type": "siglip_vision_model", "image_size": 896, "patch_size": 14},
+}
+SCALED: dict[str, Any] = {"size": {"height": 896, "width": 896}, "resample": 2, "do_pan_and_scan": None}
+NAMES = {"boi_token": "<b>", "image_token": "<i>", "eoi_token": "<e>"}
+
+
+def read_gemma3(folder: Path, names: dict[str, str] = NAMES, **changes: Any) -> ImageFormat | None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": changes.pop("told", 256)}))
+    processor = {name: changes.pop(name) for name in list(changes) if name not in GEMMA3}
+    return read(folder, {**GEMMA3, **changes}, {**SCALED, **processor})
+
+
+def test_gemma3(tmp_path: Path) -> None:
+    """Gemma 3's images are scaled to a square and take 256 tokens, between two others and empty lines; no step may
+    divide them."""
+    texts = ImageTexts("<b>", "\n\n<b><i><e>\n\n", ("<i>", "<e>"))
+    wanted = read_gemma3(tmp_path)
+    assert wanted == ImageFormat(262144, 256, None, 896, 896, 2, texts, is_whole=True)
+    for executor in ("auto", "cpu", "triton", "vllm", "reference"):
+        assert read_image_format(tmp_path, executor) is None
+    assert knows_images(tmp_path)
+    check_room(wanted, 256 + 8, 8)
+    with pytest.raises(CheckpointError, match=r"--max-num-batched-tokens 263: .* choose at least 264"):
+        check_room(wanted, 256 + 7, 8)
+    check_room(read(tmp_path, CONFIG), 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"mm_tokens_per_image": 300}, "mm_tokens_per_image 300"),
+        ({"mm_tokens_per_image": None}, "mm_tokens_per_image"),
+        ({"told": 255}, "image_seq_length '255'"),
+        ({"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ({"do_center_crop": True}, "do_center_crop"),
+        ({"do_resize": False}, "do_resize"),
+        ({"size": {"height": 448, "width": 896}}, "size 896 x 896"),
+        ({"resample": 9}, "resample"),
+        ({"names": {"boi_token": "<b>", "image_token": "<i>"}}, "eoi_token"),
+        ({"vision_config": {**GEMMA3["vision_config"], "model_type": "clip_vision_model"}}, "model_type"),
+    ],
+)
+def test_gemma3_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    """So are entries of Gemma 3's files."""
+    with pytest.raises(CheckpointError, match=named):
+        read_gemma3(tmp_path, **changes)

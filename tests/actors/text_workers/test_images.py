@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 from PIL import Image
-from transformers import LlavaImageProcessorPil
+from transformers import Gemma3ImageProcessorPil, LlavaImageProcessorPil
 
 from quipu.actors.messages.images import EncodedImage, ImageFormat
 from quipu.actors.text_workers import image_pool
@@ -45,6 +45,17 @@ def test_pixels(size: tuple[int, int], kind: str, mode: str) -> None:
     opened = Image.open(BytesIO(base64.b64decode(image.data))).convert("RGB")
     theirs = processor(opened, return_tensors="np")["pixel_values"][0]
     assert decode(image.data.encode(), SETTINGS) == theirs.transpose(1, 2, 0).astype("uint8").tobytes()
+
+
+@pytest.mark.parametrize("size", [(20, 20), (24, 24), (90, 47), (7, 100)])
+def test_pixels_without_proportions(size: tuple[int, int]) -> None:
+    """Both sides of an image are scaled to the model's size, whatever its own is, as by transformers' processor."""
+    image = encoded(draw(*size), "png")
+    processor = Gemma3ImageProcessorPil(size={"height": 20, "width": 20}, do_rescale=False, do_normalize=False)
+    opened = Image.open(BytesIO(base64.b64decode(image.data)))
+    theirs = processor(opened, return_tensors="np")["pixel_values"][0]
+    ours = decode(image.data.encode(), {**SETTINGS, "shorter_side": None, "resample": 2})
+    assert ours == theirs.transpose(1, 2, 0).astype("uint8").tobytes()
 
 
 async def test_pool(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A small random model that reads images, with its processor's file, and images for it."""
+"""Small random models that read images, with their processors' files, and images for them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,96 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from typing import Any
 
-import attrs
 import torch
-from transformers import AutoModelForImageTextToText, CLIPVisionConfig, LlamaConfig, LlavaConfig
+from transformers import (
+    AutoModelForImageTextToText,
+    CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlavaConfig,
+    PreTrainedConfig,
+    SiglipVisionConfig,
+)
 
 from quipu.kernels.step_types import PromptImage
 from tests.kernels.kernel_checkpoints import VOCAB_SIZE
 
-SIDE, PATCH, PLACEHOLDER = 12, 2, 300
-NUM_TOKENS = (SIDE // PATCH) ** 2
+FAMILIES = ("llava", "gemma3")
+SIDE, PLACEHOLDER = 12, 300
+NUM_TOKENS = 36
 MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+}
+_TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+_NUMBERS: dict[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": MEAN,
+    "image_std": STD,
+}
+_PROCESSORS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "image_processor_type": "LlavaImageProcessor",
+        "size": {"shortest_edge": SIDE},
+        "resample": 3,
+        "do_center_crop": True,
+        "crop_size": {"height": SIDE, "width": SIDE},
+    },
+    "gemma3": {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": SIDE, "width": SIDE},
+        "resample": 2,
+        "do_pan_and_scan": None,
+    },
+}
 
 
-def make_seeing_model(folder: Path, vocab_size: int = VOCAB_SIZE, placeholder: int = PLACEHOLDER) -> Path:
-    """Make a checkpoint of LLaVA's shape whose logits depend on what it sees."""
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=SIDE,
-        patch_size=PATCH,
+def _config(family: str, vocab_size: int, placeholder: int, window: int) -> PreTrainedConfig:
+    if family == "llava":
+        text = LlamaConfig(**_TEXT, vocab_size=vocab_size)
+        vision = CLIPVisionConfig(**_VISION, patch_size=2)
+        return LlavaConfig(vision_config=vision, text_config=text, image_token_index=placeholder)
+    return Gemma3Config(
+        # each token is made of four patches
+        vision_config=SiglipVisionConfig(**_VISION, patch_size=1, vision_use_head=False),
+        text_config=Gemma3TextConfig(
+            **{**_TEXT, "num_hidden_layers": 3},
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            vocab_size=vocab_size,
+            sliding_window=window,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        mm_tokens_per_image=NUM_TOKENS,
+        image_token_index=placeholder,
+        boi_token_index=placeholder + 1,
+        eoi_token_index=placeholder + 2,
     )
-    text = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=vocab_size,
-        max_position_embeddings=512,
-    )
+
+
+def make_seeing_model(
+    folder: Path, vocab_size: int = VOCAB_SIZE, placeholder: int = PLACEHOLDER, family: str = "llava", window: int = 64
+) -> Path:
+    """Make a checkpoint whose logits depend on what it sees. `window`: of some layers of Gemma 3."""
     torch.manual_seed(5)
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=placeholder)
+    config = _config(family, vocab_size, placeholder, window)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -48,20 +104,7 @@ def make_seeing_model(folder: Path, vocab_size: int = VOCAB_SIZE, placeholder: i
             elif parameter.dim() > 1:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
     model.save_pretrained(folder)
-    processor = {
-        "image_processor_type": "LlavaImageProcessor",
-        "do_resize": True,
-        "size": {"shortest_edge": SIDE},
-        "resample": 3,
-        "do_center_crop": True,
-        "crop_size": {"height": SIDE, "width": SIDE},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": MEAN,
-        "image_std": STD,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**_NUMBERS, **_PROCESSORS[family]}))
     return folder
 
 
@@ -77,6 +120,6 @@ def pixel_values(image: PromptImage) -> torch.Tensor:
     return (values - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
-def moved(image: PromptImage, start: int) -> PromptImage:
-    """Return an image that begins elsewhere in its prompt."""
-    return attrs.evolve(image, start=start)
+def told_of_images(family: str, tokens: list[int], placeholder: int = PLACEHOLDER) -> dict[str, torch.Tensor]:
+    """Return what transformers is told of a prompt's tokens beside their ids."""
+    return {"token_type_ids": (torch.tensor([tokens]) == placeholder).long()} if family == "gemma3" else {}

@@ -8,6 +8,7 @@ preempt and resume change neither output nor cached      TestEngine: at every ru
 no preemption for worse rank                             TestEngine: at every grant, and below for every alignment
 a rejoin drops sequences and keeps committed blocks      TestEngine: `EngineBench.rejoin`, anywhere
 positions that are not kept count nowhere                all, with a backend that yields several tokens a row
+no chunk ends within an image that is computed whole     all: `EngineBench` at every plan
 steps sent ahead change nothing                          TestAhead: everything above
 """
 
@@ -65,6 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
         first=st.lists(PROMPTS, min_size=1, max_size=5),
         max_tokens=st.integers(0, 20),
         most_tokens=st.sampled_from([1, 1, 2, 3, 4]),
+        image=st.sampled_from([0, 0, 0, 2, 5, 11]),
     )
     def start(
         self,
@@ -84,6 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
         first: list[list[int]],
         max_tokens: int,
         most_tokens: int,
+        image: int,
     ) -> None:
         self.capacity = size * usable
         self.reported: dict[int, int] = {}
@@ -91,8 +94,9 @@ class EngineMachine(RuleBasedStateMachine):
             block_size=size,
             num_blocks=usable + 1,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
+            max_num_batched_tokens=max(budget, image + max_num_seqs) if image else budget,
             max_model_len=60,
+            whole_image_tokens=image,
             eos_token_ids=frozenset([EOS]),
             enable_prefix_caching=caching,
             max_steps_in_flight=in_flight,
