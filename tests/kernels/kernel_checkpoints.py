@@ -42,6 +42,7 @@ from transformers import (
     Phi3Config,
     PhimoeConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -393,10 +394,13 @@ def _in_each(formats: Iterable[str]) -> list[Any]:
 IN_EACH_FORMAT, IN_EACH_CPU_FORMAT = _in_each(FORMATS), _in_each(CPU_FORMATS)
 
 
-def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:
-    """Make a checkpoint with weights large enough to spread logits (transformers' own leave them nearly flat)."""
+def make_model(name: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """Make a model with weights large enough to spread logits (transformers' own leave them nearly flat).
+
+    `config` may differ from that of the checkpoint `name`, whose seed it has.
+    """
     torch.manual_seed(list(CONFIGS).index(name))  # new ones are added at the end, which changes no other
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name or parameter_name.endswith("scale"):
@@ -420,7 +424,11 @@ def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> 
                 buffer.normal_(std=0.3)
             if buffer_name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.0)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
+
+
+def make_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Path:
+    make_model(name, CONFIGS[name]()).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 
