@@ -1,6 +1,8 @@
 // y = x @ weight.T (+ bias) (+ z) for quantized weights and activations rounded to 8 bits, each group of each row by its own
 // scale: the largest magnitude becomes 127. Sums of a group are integers, and so exact: their bits are the same on every
 // processor.
+#include <cmath>
+
 #include "quantized_rows.h"
 #ifdef QUIPU_AMX
 #include "quantized_tiles.h"
@@ -12,25 +14,30 @@ namespace {
 // minus the sum times the bias of codes (an integer).
 void prepare(const QuantizedMatrix& m, const float* x, uint32_t* words, float* sums) {
     auto bytes = reinterpret_cast<int8_t*>(words);
-    int64_t size = m.num_groups == 1 ? m.width : m.group_size;
+    int64_t size = m.num_groups == 1 ? m.width : m.group_size, whole = size / kLanes * kLanes;
     for (int64_t group = 0; group < m.num_groups; group++) {
         const float* from = x + group * size;
-        Vec top = splat(0), rest = splat(0);
-        for (int64_t k = 0; k < size; k += kLanes) {
-            Vec v = load(from + k, first_lanes(size - k));
+        auto each = [&](auto go) __attribute__((always_inline)) {  // what is stored after the last byte is overwritten, or 0
+            for (int64_t k = 0; k < whole; k += kLanes) go(k, load(from + k));
+            if (whole < size) go(whole, load(from + whole, first_lanes(size - whole)));
+        };
+        Vec top = splat(0), total = splat(0), rest = splat(0);  // rest: 0, or NaN if an element is not finite
+        each([&](int64_t, Vec v) {
             top = larger(larger(v, splat(0) - v), top);
-            rest = rest + v * splat(0);
-        }
+            rest = fma(v, splat(0), rest);
+        });
         float most = max_lanes(top), inverse = most > 0 ? 127 / most : 0;
-        sums[m.num_groups + group] = most / 127 + sum_lanes(rest);
-        int32_t sum = 0;
         int8_t* to = bytes + group * size;
-        for (int64_t k = 0; k < size; k += kLanes) {  // what is stored after the last is overwritten, or 0
-            Vec v = load(from + k, first_lanes(size - k)) * splat(inverse);
-            store_bytes(to + k, nearest_integer(smaller(splat(127), larger(v, splat(-127)))));
-        }
-        for (int64_t k = 0; k < size; k++) sum += to[k];
+        each([&](int64_t k, Vec v) {
+            Vec byte = nearest_integer(smaller(splat(127), larger(v * splat(inverse), splat(-127))));
+            store_bytes(to + k, byte);
+            total = total + byte;  // exact
+        });
+        float sum_of_bytes = sum_lanes(total + rest);
+        bool is_finite = sum_of_bytes == sum_of_bytes;
+        auto sum = is_finite ? static_cast<int32_t>(sum_of_bytes) : 0;
         memcpy(sums + group, &sum, 4);
+        sums[m.num_groups + group] = is_finite ? most / 127 : NAN;
         sum *= -stored_bias(m);
         memcpy(sums + 2 * m.num_groups + group, &sum, 4);
     }
