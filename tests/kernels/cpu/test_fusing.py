@@ -139,19 +139,28 @@ class BiasedModel:
         return self._model.logits(x_ND, ops)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "quantization": "int8", "activations": "int8"},
+        {"dtype": "bfloat16", "quantization": "int4", "activations": "float"},
+    ],
+    ids=lambda options: "-".join(options.values()),
+)
 @pytest.mark.parametrize("name", ["qwen3-tied", "qwen3-odd"])
 def test_biases_of_gate_and_up(
-    checkpoints: dict[str, Path], name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    checkpoints: dict[str, Path], name: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An activation that is fused sees each half's own bias, whether panels divide a half or not."""
 
     def build(config: DecoderConfig, weights: Weights, num_positions: int) -> BiasedModel:
         return BiasedModel(Decoder(config, weights, num_positions))
 
-    without = logits_of(make_cpu_backend(checkpoints[name], dtype=dtype))
+    without = logits_of(make_cpu_backend(checkpoints[name], **options))
     monkeypatch.setitem(FAMILIES, "Qwen3ForCausalLM", attrs.evolve(FAMILIES["Qwen3ForCausalLM"], build=build))
-    fused = logits_of(make_cpu_backend(checkpoints[name], dtype=dtype))
+    fused = logits_of(make_cpu_backend(checkpoints[name], **options))
     monkeypatch.setattr(recording, "fuse", list)
-    assert torch.equal(fused, logits_of(make_cpu_backend(checkpoints[name], dtype=dtype)))
+    assert torch.equal(fused, logits_of(make_cpu_backend(checkpoints[name], **options)))
     assert not torch.equal(fused, without)

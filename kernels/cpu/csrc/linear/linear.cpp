@@ -175,11 +175,9 @@ void linear(const Op& original, const Pass& pass, const Worker& worker) {
     op.pass = &pass;
     bool pairs = linear_bf16 && op.stored == kBfloat16;
     if (op.norm && !pairs) norm_rows(op, num_rows(op, pass), worker);
-    // what it cannot do in registers follows
-    bool quantized = op.stored == kQuantized;
-    bool later = op.activation && (quantized || op.out_width / 2 % kPanel);
+    bool later = op.activation && op.out_width / 2 % kPanel;  // no piece has whole panels of both gate and up
     if (later) op.activation = 0, op.y = op.raw, op.y_stride = op.out_width;
-    if (quantized) linear_quantized(op, pass, worker);
+    if (op.stored == kQuantized) linear_quantized(op, pass, worker);
     else if (pairs) linear_bf16(op, pass, worker);
     else if (op.stored == kBfloat16) linear_of<bf16>(op, pass, worker);
     else linear_of<float>(op, pass, worker);

@@ -1,5 +1,6 @@
 // What the products with quantized matrices share: preparing rows of x, dividing the work among threads, and storing results.
 #pragma once
+#include "../rows/activate.h"
 #include "../vec/buffer.h"
 #include "pieces.h"
 #include "../program.h"
@@ -110,9 +111,35 @@ static void compute_needed(const Op& op, const Pass& pass, const Division& by, i
     if (row < end) go(op, row, end - row, panel, panels);
 }
 
+// Computes some panels of gate and the same panels of up at a time, and stores their activation.
+template <class F>
+static void for_each_activated_piece(const Op& op, const Pass& pass, const Division& by, const Worker& worker, F go) {
+    static thread_local Buffer<float> kept;  // of each row, the columns of gate and then those of up
+    int64_t num_panels = op.out_width / 2 / kPanel;
+    for_each_piece(num_rows(op, pass), num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+        int64_t columns = panels * kPanel;
+        kept.resize(std::max<size_t>(kept.size(), rows * 2 * columns));
+        Op stored = op;  // its y has the rows and columns of this piece alone
+        stored.y_stride = 2 * columns;
+        for (int64_t part = 0, first = panel; part < 2; part++, first += num_panels) {
+            stored.y = kept.data() + part * columns - row * stored.y_stride - first * kPanel;
+            go(stored, row, rows, first, panels);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            const float* gate = kept.data() + r * 2 * columns;
+            float* y = op.y + (row + r) * op.y_stride + panel * kPanel;
+            for (int64_t i = 0; i < columns; i += kLanes) {
+                Vec g = load(gate + i), u = load(gate + columns + i);
+                store(y + i, op.activation == kGeluMul ? gelu_mul(g, u) : silu_mul(g, u));
+            }
+        }
+    });
+}
+
 // Divides a product among threads. `go(op, row, rows, panel, panels)` computes a piece and stores it in y of its `op`.
 template <class F>
 static void for_each_needed_piece(const Op& op, const Pass& pass, const Division& by, const Worker& worker, F go) {
+    if (op.activation) return for_each_activated_piece(op, pass, by, worker, go);
     int64_t num_panels = divide_up(op.out_width, kPanel);
 #ifdef QUIPU_PAIRS
     if (op.joined && heads_are_taken(op, *op.joined, pass)) {
