@@ -106,7 +106,7 @@ void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
     static thread_local Buffer<float> totals(2 * kRowsPerChunk * kPanel);
     alignas(64) static thread_local Element wide[kQuantizedDepth * kPanel];
     const uint8_t* codes = m.codes + panel * m.panel_bytes();
-    Sums sums{totals.data(), totals.data() + kRowsPerChunk * kPanel, kPanel};
+    Sums sums{totals.data(), totals.data() + kRowsPerChunk * kPanel};
     int64_t units = m.padded_width() / Product::kInputs;
     constexpr int64_t depth = kQuantizedDepth / Product::kInputs;
     PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};

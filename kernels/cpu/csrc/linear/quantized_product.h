@@ -26,13 +26,19 @@ struct Columns {
     int64_t ahead_step = 0;
 };
 
-// What a call has of each row: `totals` of groups that are complete, and the sum of one that is not (`partial`, which is null
-// where groups are never interrupted).
+// What a call has of each row, for all its panels: `totals` of groups that are complete, and the sum of one that is not
+// (`partial`, which is null where groups are never interrupted).
 struct Sums {
     float* totals;
     float* partial;
-    int64_t stride;
 };
+
+// Hides from the compiler where a pointer comes from. Else it keeps an address in a register for each row, more than there are.
+template <class T>
+inline __attribute__((always_inline)) T* hidden(T* p) {
+    asm("" : "+r"(p));
+    return p;
+}
 
 constexpr int64_t kCodesAhead = 4096;  // bytes of codes to prefetch ahead; twice as many where rows are multiplied in between
 constexpr int kPanelsTogether = kLanes == 8 ? 2 : 4;  // whose codes are in registers at a time, beside the sums of all
@@ -59,7 +65,7 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
     constexpr int NV = 2 * NP, kTogether = std::min(NP, kPanelsTogether);
     // copies, because the compiler must assume that storing a total changes the originals
     const QuantizedMatrix matrix = *columns.matrix;
-    const int64_t panel = columns.panel, panel_stride = columns.stride, x_stride = x.stride, stride = sums.stride;
+    const int64_t panel = columns.panel, panel_stride = columns.stride, x_stride = x.stride;
     const uint32_t* const words = x.p;
     const uint8_t* const panel_codes = columns.codes;
     const uint8_t* next = columns.ahead + first / C::kUnits * columns.ahead_step;
@@ -76,12 +82,15 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
         end = std::min(last, (group + 1) * group_units);
         bool fresh = unit == group * group_units;
         typename P::Sum sum[MR][NV];
-        UNROLL for (int m = 0; m < MR; m++)
-            UNROLL for (int v = 0; v < NV; v++)
-                sum[m][v] = fresh ? P::start(starts + m * x_stride + group) : P::kept(partial + m * stride + v * kLanes);
+        const uint32_t* start = starts + group;
+        UNROLL for (int m = 0; m < MR; m++, start = hidden(start + x_stride)) {
+            UNROLL for (int v = 0; v < NV; v++) sum[m][v] = fresh ? P::start(start) : P::kept(partial + (m * NV + v) * kLanes);
+        }
         const uint8_t* at = panel_codes + unit / C::kUnits * 2 * C::kBytes;
-        const uint32_t* row = words + unit;
-        for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, row += C::kUnits, next += next_step) {
+        const uint32_t* thirds[(MR + 2) / 3];  // of rows: an address is one of these plus the stride, once or twice
+        UNROLL for (int m = 0; m < MR; m += 3) thirds[m / 3] = words + unit + m * x_stride;
+        for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, next += next_step) {
+            UNROLL for (int m = 0; m < MR; m += 3) thirds[m / 3] = hidden(thirds[m / 3]);
             UNROLL for (int done = 0; done < NP; done += kTogether) {
                 decltype(codes.load(at)) raw[kTogether];
                 UNROLL for (int n = 0; n < kTogether; n++) {
@@ -97,30 +106,33 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
                     typename P::Right right[2 * kTogether];
                     UNROLL for (int n = 0; n < kTogether; n++) codes.template get<i.value>(raw[n], right[2 * n], right[2 * n + 1]);
                     UNROLL for (int m = 0; m < MR; m++)
-                        P::add_row(&sum[m][2 * done], row + m * x_stride + i.value, right);
+                        P::add_row(&sum[m][2 * done], thirds[m / 3] + m % 3 * x_stride + i.value, right);
                 });
             }
+            UNROLL for (int m = 0; m < MR; m += 3) thirds[m / 3] += C::kUnits;
         }
         if (end < (group + 1) * group_units) {
             UNROLL for (int m = 0; m < MR; m++)
-                UNROLL for (int v = 0; v < NV; v++) P::keep(partial + m * stride + v * kLanes, sum[m][v]);
+                UNROLL for (int v = 0; v < NV; v++) P::keep(partial + (m * NV + v) * kLanes, sum[m][v]);
             return;
         }
         auto add_group = [&](auto is_first, auto has_offsets) __attribute__((always_inline)) {
+            Vec scales[NV], offsets[NV];
             UNROLL for (int v = 0; v < NV; v++) {
-                Vec scale = load_shared(matrix, matrix.scales, panel + v / 2, group, v % 2), offset = splat(0);
-                if (has_offsets) offset = load_shared(matrix, matrix.offsets, panel + v / 2, group, v % 2);
-                UNROLL for (int m = 0; m < MR; m++) {
-                    float* total = totals + m * stride + v * kLanes;
-                    float sum_of_x = P::kNeedsSums || has_offsets ? sums_of_x[m * x_stride + group] : 0;
-                    Vec y = is_first ? splat(0) : load(total);
-                    Vec value = P::value(sum[m][v], sum_of_x), all_of_x = P::sum_of_x(sum_of_x);
-                    if constexpr (P::kHasFactors) {
-                        Vec factor = splat(sums_of_x[m * x_stride + matrix.num_groups + group]);
-                        value = value * factor, all_of_x = all_of_x * factor;
-                    }
-                    y = fma(scale, value, y);
-                    if (has_offsets) y = fma(offset, all_of_x, y);
+                scales[v] = load_shared(matrix, matrix.scales, panel + v / 2, group, v % 2);
+                if (has_offsets) offsets[v] = load_shared(matrix, matrix.offsets, panel + v / 2, group, v % 2);
+            }
+            const float* of_x = sums_of_x + group;
+            UNROLL for (int m = 0; m < MR; m++, of_x = hidden(of_x + x_stride)) {
+                float sum_of_x = P::kNeedsSums || has_offsets ? *of_x : 0;
+                Vec all_of_x = P::sum_of_x(sum_of_x), factor = splat(1);
+                if constexpr (P::kHasFactors) factor = splat(of_x[matrix.num_groups]), all_of_x = all_of_x * factor;
+                UNROLL for (int v = 0; v < NV; v++) {
+                    float* total = totals + (m * NV + v) * kLanes;
+                    Vec value = P::value(sum[m][v], sum_of_x);
+                    if constexpr (P::kHasFactors) value = value * factor;
+                    Vec y = fma(scales[v], value, is_first ? splat(0) : load(total));
+                    if (has_offsets) y = fma(offsets[v], all_of_x, y);
                     store(total, y);
                 }
             }

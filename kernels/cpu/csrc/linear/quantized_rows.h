@@ -67,9 +67,9 @@ static void multiply_all(int64_t rows, const PreparedRows& x, const Columns& col
     int64_t parts = (rows + kRowsAtOnce<NP> - 1) / kRowsAtOnce<NP>;
     for (int64_t part = 0; part < parts; part++) {
         int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
-        float* partial = sums.partial ? sums.partial + row * sums.stride : nullptr;
+        float* partial = sums.partial ? sums.partial + row * NP * kPanel : nullptr;
         PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};
-        Sums to{sums.totals + row * sums.stride, partial, sums.stride};
+        Sums to{sums.totals + row * NP * kPanel, partial};
         if (NP == 1 && columns.ahead) multiply_some<C, NP, NP == 1>(count, some, columns, first, last, to);
         else multiply_some<C, NP, false>(count, some, columns, first, last, to);
     }
@@ -175,7 +175,6 @@ template <class C>
 static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
                          int64_t panels, const uint8_t* ahead = nullptr, int64_t parts = 1) {
     alignas(64) float totals[kFewRows * kMostPanels * kPanel];
-    constexpr int64_t stride = kMostPanels * kPanel;
     int64_t units = m.padded_width() / C::Product::kInputs;
     PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};
     for (int64_t done = 0, count; done < panels; done += count) {
@@ -183,12 +182,12 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
         if (rows > kRowsAtOnce<4>) count = std::min<int64_t>(count, rows > kRowsAtOnce<2> ? 1 : 2);
         const uint8_t* codes = m.codes + (panel + done) * m.panel_bytes();
         Columns columns{&m, panel + done, codes, m.panel_bytes(), ahead, 2 * C::kBytes / parts};
-        Sums sums{totals + done * kPanel, nullptr, stride};
+        Sums sums{totals, nullptr};
         if (count == 4) multiply_all<C, 4>(rows, some, columns, 0, units, sums);
         else if (count == 2) multiply_all<C, 2>(rows, some, columns, 0, units, sums);
         else multiply_all<C, 1>(rows, some, columns, 0, units, sums);
+        for (int64_t i = 0; i < count; i++) finish_panel(op, row, rows, panel + done + i, totals + i * kPanel, count * kPanel);
     }
-    for (int64_t i = 0; i < panels; i++) finish_panel(op, row, rows, panel + i, totals + i * kPanel, stride);
 }
 
 // Any number of rows by several panels, from the codes themselves. Of up to kPanelRows rows, all are multiplied by one panel, whose
