@@ -83,5 +83,5 @@ def _words(flag: str, action: argparse.Action, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [f"{flag}={orjson.dumps(value).decode()}"]
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [flag, *map(str, value)]
+        return [f"{flag}={','.join(map(str, value))}"] if action.nargs is None else [flag, *map(str, value)]
     return [f"{flag}={value}"]

@@ -163,6 +163,13 @@ def test_settings_are_flags(tmp_path: Path) -> None:
         LLM(str(tmp_path / "nowhere"))
 
 
+def test_lists_are_flags() -> None:
+    """A list is taken as a flag takes it: as several words, or with commas between its parts."""
+    found = resolve_settings("demo", {"ignore_config_entries": ["one", "two"], "served_model_name": ["a", "b"]}).config
+    assert found.engine.ignored_config_entries == ("one", "two")
+    assert found.model_names == ("a", "b")
+
+
 def test_end(data_dir: Path) -> None:
     """After `close`, which may be repeated, requests raise EngineError, and the ledger's sums equal the counters."""
     folder = data_dir / "of its own"
