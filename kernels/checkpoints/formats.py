@@ -41,8 +41,15 @@ ENTRIES = {
     "fp8": _entries("fmt activation_scheme weight_block_size ignored_layers scale_fmt"),
     "mxfp4": _entries(),
 }
-"""Entries of `quantization_config` by `quant_method`: those that are read or checked, and those that change nothing.
-`models/refusals.py` refuses others."""
+"""Entries of `quantization_config` by `quant_method`: those that are read or checked, and those that change nothing."""
+_OF_GROUPS = frozenset(("targets", "weights", "input_activations", "output_activations", "format"))
+_OF_NUMBERS = frozenset(
+    (
+        *("num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic", "actorder"),
+        *("scale_dtype", "zp_dtype", "observer", "observer_kwargs"),
+    )
+)
+"""Entries of the groups of `compressed-tensors`, and of what is said of numbers in them."""
 METHODS = tuple(ENTRIES)
 _ONLY_OF = {"mxfp4": ("GptOssForCausalLM",)}
 """Architectures whose checkpoints a method is of; the others are of all."""
@@ -62,6 +69,29 @@ class Matrices:
 def methods_of(architecture: str) -> list[str]:
     """Return the values of `quant_method` that an architecture's checkpoints may have."""
     return [method for method in METHODS if architecture in _ONLY_OF.get(method, (architecture,))]
+
+
+def find_unknown(config: object) -> list[str]:
+    """Return the entries of a `quantization_config` that are not understood, with dots between the levels of a path.
+
+    Of a method that is not known, which `find_matrices` refuses, there are none.
+    """
+    if not isinstance(config, dict) or (method := str(config.get("quant_method"))) not in ENTRIES:
+        return []
+    levels: list[tuple[str, Any, frozenset[str]]] = [("", config, ENTRIES[method])]
+    groups = config.get("config_groups") if method == "compressed-tensors" else None
+    for name, group in groups.items() if isinstance(groups, dict) else ():
+        at = f"config_groups.{name}."
+        levels.append((at, group, _OF_GROUPS))
+        if isinstance(group, dict):
+            levels += [(f"{at}{part}.", group.get(part), _OF_NUMBERS) for part in ("weights", "input_activations")]
+    return sorted(
+        f"{at}{name}"
+        for at, entries, known in levels
+        if isinstance(entries, dict)
+        for name, value in entries.items()
+        if value is not None and name not in known
+    )
 
 
 def find_matrices(config_json: Mapping[str, Any], stored: Mapping[str, StoredTensor], dtype: str) -> Matrices:

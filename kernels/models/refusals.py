@@ -13,7 +13,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from ..checkpoints.formats import ENTRIES
+from ..checkpoints.formats import find_unknown
 from .known_entries import BESIDE_DECODER, NEUTRAL, words
 
 _log = logging.getLogger(__name__)
@@ -105,15 +105,7 @@ def check_entries(data: dict[str, Any], *, read: str, activation: str) -> list[s
         elif value not in _REFUSED[name] and not (name == "sliding_window" and data.get("use_sliding_window") is False):
             shown = value.get("quant_method") if isinstance(value, dict) else repr(value)
             raise ValueError(f"config.json: {name} {shown or '{...}'} is not supported for this architecture")
-    return unknown + _unknown_of_quantization(data.get("quantization_config"))
-
-
-def _unknown_of_quantization(config: object) -> list[str]:
-    """Return the entries of a known method that are not understood; `checkpoints/formats.py` refuses other methods."""
-    if not isinstance(config, dict) or (method := str(config.get("quant_method"))) not in ENTRIES:
-        return []
-    known = ENTRIES[method]
-    return sorted(f"{_QUANTIZATION}{name}" for name, value in config.items() if value is not None and name not in known)
+    return unknown + [f"{_QUANTIZATION}{name}" for name in find_unknown(data.get("quantization_config"))]
 
 
 def unknown_beside(outer: dict[str, Any], decoder: dict[str, Any], unknown: Collection[str]) -> list[str]:

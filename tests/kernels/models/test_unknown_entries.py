@@ -17,6 +17,7 @@ from quipu.kernels.models.known_entries import BESIDE_DECODER, NEUTRAL
 from quipu.kernels.models.refusals import COMMON
 from quipu.kernels.models.text_part import WITH_TOWERS
 from quipu.kernels.opened_model import open_model
+from tests.kernels.checkpoints.quantized_files import compressed_config, scheme_of
 from tests.kernels.kernel_checkpoints import CONFIGS, backend_config
 from tests.kernels.models.test_refusals import config_of, parse
 
@@ -93,6 +94,19 @@ def test_entries_of_quantization(method: str) -> None:
         find_family(data).parse(data)
     assert find_family(data).parse(data, ignored=["quantization_config.block_shape"]) == parse("llama")
     assert parse("llama", quantization_config=config | {"quant_method": [method]}) == parse("llama")
+
+
+def test_entries_of_groups() -> None:
+    """In groups of compressed-tensors, what is written by that library is known, and nothing else, at any level."""
+    config = compressed_config(scheme_of(8, None, symmetric=True, int8_inputs=True), "int-quantized")
+    assert parse("llama", quantization_config=config) == parse("llama")
+    (group,) = config["config_groups"].values()
+    group["rotation"] = "hadamard"
+    group["weights"]["zero_scale"] = 2
+    group["input_activations"]["clip"] = 6.0
+    places = [f"quantization_config.config_groups.group_0.{at}" for at in ("input_activations.clip", "rotation")]
+    with pytest.raises(ValueError, match=f"not understood: {', '.join(places)}.*weights.zero_scale"):
+        parse("llama", quantization_config=config)
 
 
 @pytest.mark.parametrize("executor", ["fake", "transformers", "vllm"])
