@@ -112,6 +112,23 @@ def test_limits_below_an_image(policy: Policy) -> None:
         assert len(set(served[:3])) == 3
 
 
+def test_drafts_leave_room() -> None:
+    """Sequences that may advance by several positions advance by fewer than the budget allows: an image has room beside
+    them as soon as it comes."""
+    bench = EngineBench(LIMITS, dials=Dials(most_tokens=4))
+    texts = [bench.submit(text(index, 3), 80)[0] for index in range(3)]
+    for _ in range(4):
+        bench.step()
+    (image,) = bench.submit(with_image(7), 1)
+    bench.step()
+    assert image.id in admitted(bench) and len(bench.plans[0].row_ids) == 4
+    bench.step()
+    assert chunks(bench)[image.id] >= IMAGE
+    bench.finish()
+    assert all(one.reason == "length" for one in texts)
+    bench.check_at_rest()
+
+
 def test_memory_for_no_image() -> None:
     """A request with an image that fits in no step's memory gets an error that asks to come back, and others finish."""
     bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=IMAGE - 1))
