@@ -8,10 +8,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import attrs
+import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer
+from transformers import AutoModelForImageTextToText
 
-from tests.kernels.transformers_runner.seeing_models import NUM_TOKENS, SIDE, draw_image, make_seeing_model
+from tests.kernels.transformers_runner.seeing_models import (
+    NUM_TOKENS,
+    SIDE,
+    draw_image,
+    make_seeing_model,
+    pixel_values,
+    told_of_images,
+)
 from tests.tiny import TINY
 
 VOCAB_SIZE, PLACEHOLDER = 4104, 4096
@@ -80,3 +90,38 @@ def chat_body(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a chat of one message."""
     body: dict[str, Any] = json.loads(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}))
     return body
+
+
+@attrs.frozen
+class Checkpoint:
+    """A checkpoint that `make_seeing_checkpoint` has made."""
+
+    folder: Path
+    family: str
+
+
+def prompt_of(model: Checkpoint, *texts: str) -> list[int]:
+    """Return the tokens of a chat with an image between each two texts."""
+    tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+    text = f"<|im_start|>user\n{SHOWN[model.family].join(texts)}<|im_end|>\n<|im_start|>assistant\n"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return [token for found in ids for token in ([found] * NUM_TOKENS if found == PLACEHOLDER else [found])]
+
+
+@torch.inference_mode()
+def greedy(model: Checkpoint, tokens: list[int], *seeds: int) -> str:
+    """Return the text that transformers generates."""
+    theirs = AutoModelForImageTextToText.from_pretrained(model.folder, dtype=torch.float32)
+    ids = theirs.generate(
+        input_ids=torch.tensor([tokens]), pixel_values=torch.cat([pixel_values(draw_image(seed)) for seed in seeds]),
+        max_new_tokens=12, min_new_tokens=12, do_sample=False, suppress_tokens=[2], pad_token_id=0,
+        **told_of_images(model.family, tokens, PLACEHOLDER),
+    )  # fmt: skip
+    return str(Tokenizer.from_file(str(model.folder / "tokenizer.json")).decode(ids[0][len(tokens) :].tolist()))
+
+
+def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
+    """Return an answer's prompt tokens, those that were cached, and those that stand for images."""
+    usage = answer["usage"]
+    details = usage["prompt_tokens_details"]
+    return usage["prompt_tokens"], details["cached_tokens"], details["image_tokens"]

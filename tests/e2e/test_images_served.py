@@ -6,46 +6,32 @@ import struct
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
-import torch
 from PIL import Image
-from tokenizers import Tokenizer
-from transformers import AutoModelForImageTextToText
 
 from tests.e2e.servers import Server, serving
-from tests.kernels.transformers_runner.seeing_models import (
-    FAMILIES,
-    NUM_TOKENS,
-    draw_image,
-    pixel_values,
-    told_of_images,
-)
+from tests.kernels.transformers_runner.seeing_models import FAMILIES, NUM_TOKENS
 from tests.seeing import (
     PLACEHOLDER,
-    SHOWN,
     TOKENS,
     WRITTEN,
+    Checkpoint,
     chat_body,
+    counts,
     data_url,
     drawn_url,
+    greedy,
     make_seeing_checkpoint,
     png,
+    prompt_of,
     said,
     seen,
 )
 
 BEFORE = "Look closely at what is shown here, and count the things that you can name. "
 FIELDS: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "logit_bias": {"2": -100}}
-
-
-@attrs.frozen
-class Checkpoint:
-    folder: Path
-    family: str
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -61,33 +47,6 @@ def server(model: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Itera
     flags = ("--executor", "transformers", "--num-blocks", "26", "--threads", "1", *room)
     with serving(tmp_path_factory.mktemp("seeing"), str(model.folder), *flags) as server:
         yield server
-
-
-def prompt_of(model: Checkpoint, *texts: str) -> list[int]:
-    """Return the tokens of a chat with an image between each two texts."""
-    tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
-    text = f"<|im_start|>user\n{SHOWN[model.family].join(texts)}<|im_end|>\n<|im_start|>assistant\n"
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return [token for found in ids for token in ([found] * NUM_TOKENS if found == PLACEHOLDER else [found])]
-
-
-@torch.inference_mode()
-def greedy(model: Checkpoint, tokens: list[int], *seeds: int) -> str:
-    """Return the text that transformers generates."""
-    theirs = AutoModelForImageTextToText.from_pretrained(model.folder, dtype=torch.float32)
-    ids = theirs.generate(
-        input_ids=torch.tensor([tokens]), pixel_values=torch.cat([pixel_values(draw_image(seed)) for seed in seeds]),
-        max_new_tokens=12, min_new_tokens=12, do_sample=False, suppress_tokens=[2], pad_token_id=0,
-        **told_of_images(model.family, tokens, PLACEHOLDER),
-    )  # fmt: skip
-    return str(Tokenizer.from_file(str(model.folder / "tokenizer.json")).decode(ids[0][len(tokens) :].tolist()))
-
-
-def counts(answer: dict[str, Any]) -> tuple[int, int, int]:
-    """Return an answer's prompt tokens, those that were cached, and those that stand for images."""
-    usage = answer["usage"]
-    details = usage["prompt_tokens_details"]
-    return usage["prompt_tokens"], details["cached_tokens"], details["image_tokens"]
 
 
 def test_texts_and_counts(model: Checkpoint, server: Server) -> None:
