@@ -104,28 +104,24 @@ def _read_gemma3(folder: Path, config: dict[str, Any]) -> ImageFormat:
             raise CheckpointError(f"{_FILES[0]}: {name} is not supported")
     if not entries.get("do_resize", True) or entries.get("size") != {"height": tower.side, "width": tower.side}:
         raise CheckpointError(f"{_FILES[0]}: do_resize must be true, and size {tower.side} x {tower.side} pixels")
-    placeholder = _placeholder(config)
     return ImageFormat(
-        placeholder=placeholder,
+        placeholder=_placeholder(config),
         num_tokens=num_tokens,
         shorter_side=None,
         height=tower.side,
         width=tower.side,
         resample=_filter(entries, _BILINEAR),
-        texts=_read_gemma3_texts(folder, placeholder),
+        texts=_read_gemma3_texts(folder),
         is_whole=True,
     )
 
 
-def _read_gemma3_texts(folder: Path, placeholder: int) -> ImageTexts:
-    tokens = read_special_tokens(folder)
-    texts, declared = tokens.texts, (tokens.declared or {}).get(placeholder)
+def _read_gemma3_texts(folder: Path) -> ImageTexts:
+    texts = read_special_tokens(folder).texts
     names = "boi_token", "image_token", "eoi_token"
     if missing := [name for name in names if not texts.get(name)]:
         raise CheckpointError(f"{CONFIG}: {missing[0]} is needed for images")
     begin, part, end = (texts[name] for name in names)
-    if declared is not None and declared.content != part:
-        raise CheckpointError(f"config.json: image_token_index {placeholder} is not the image_token of {CONFIG}")
     # as transformers' Gemma3Processor writes it, with one placeholder for all
     return ImageTexts(begin, f"\n\n{begin}{part}{end}\n\n", (part, end))
 

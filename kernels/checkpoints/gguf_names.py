@@ -207,7 +207,7 @@ def fused_heads(name: str, architecture: str) -> list[str]:
 
 def rotated_heads(name: str, architecture: str) -> str | None:
     """Return the key of the number of heads whose rows llama.cpp rearranges; None if it leaves them alone."""
-    if architecture not in ("llama", "granite", "granitemoe", "smollm3"):
+    if architecture not in ("llama", "mistral3", "granite", "granitemoe", "smollm3"):
         return None
     found = _LAYER.fullmatch(name)
     kinds = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}

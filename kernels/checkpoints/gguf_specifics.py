@@ -16,10 +16,12 @@ from .gguf_file import GgufFile, shown
 from .gguf_gemma3n import read_gemma3n
 from .gguf_grouped import read_deepseek2, read_glm4_moe
 from .gguf_keys import Keys, has, taken
+from .gguf_mistral3 import read_mistral3
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "llama4": "Llama4ForCausalLM",
+    "mistral3": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -52,6 +54,7 @@ PARTLY_ROTATED = ("phi3", "chatglm", "glm4", "glm4moe", "stablelm")
 """Architectures of whose heads a part may be rotated."""
 _OTHERS_OF = {
     "llama": ("MistralForCausalLM",),
+    "mistral3": ("Ministral3ForCausalLM",),
     "olmo2": ("Olmo3ForCausalLM",),
     "granite": ("GraniteMoeHybridForCausalLM",),
     "deepseek2": ("DeepseekV3ForCausalLM",),
@@ -262,6 +265,7 @@ def _glm4(file: GgufFile, keys: Keys, config: dict[str, Any]) -> dict[str, Any]:
 
 _READERS: dict[str, Callable[[GgufFile, Keys, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
+    "mistral3": read_mistral3,
     "llama4": _llama4,
     "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,

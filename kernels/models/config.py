@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 import attrs
 
-from .config_parts import Gemma3nConfig, Gemma4Config, HeadShape, LatentConfig, Llama4Config, MlpNames, MoeConfig
+from .config_parts import (
+    Gemma3nConfig,
+    Gemma4Config,
+    HeadShape,
+    LatentConfig,
+    Llama4Config,
+    MlpNames,
+    MoeConfig,
+    Temperature,
+)
 from .entry_types import check_types, is_deep, is_number, is_whole, shown
 from .rope_config import Rope, ShortFactors, YarnScaling
 
@@ -87,6 +96,8 @@ class DecoderConfig:
     attention_scale: float = attrs.field(default=attrs.Factory(lambda config: config.head_dim**-0.5, takes_self=True))
     """Factor of the product of query and key."""
     attention_soft_cap: float | None = None
+    temperature: Temperature | None = None
+    """Of queries: of layers that are not rotated, if there are some, else of all."""
     has_sinks: bool = False
     """Whether each query head has a sink; see `Ops.attend`."""
     logits_soft_cap: float | None = None

@@ -144,10 +144,12 @@ class Gemma3nConfig:
 
 @attrs.frozen
 class Temperature:
-    """Factors of queries that grow with their positions: `1 + scale * log(1 + floor((position + 1) / floor))`."""
+    """Factors of queries that grow with their positions: `1 + scale * log(1 + floor((position + first) / floor))`."""
 
     floor: float
     scale: float
+    first: int
+    """The number of the first position."""
 
 
 @attrs.frozen
@@ -156,5 +158,3 @@ class Llama4Config:
 
     norms_heads: bool
     """Whether query and key heads of rotated layers are normed, by weights of 1."""
-    temperature: Temperature | None
-    """Of the queries of layers that are not rotated."""

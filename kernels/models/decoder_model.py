@@ -34,7 +34,7 @@ from .parts import (
     read_mlp,
     read_plain_mlp,
 )
-from .rope import make_rope_table, make_temperature_table
+from .rope import make_factor_table, make_rope_table, position_factors
 
 
 @attrs.frozen
@@ -67,12 +67,15 @@ class LayerNorms:
 
 @attrs.frozen
 class Layer:
-    """Weights of one layer, its rotary embedding and its window."""
+    """Weights of one layer, its rotary embeddings and its window."""
 
     norms: LayerNorms
     attention: Attention | LatentAttention
     mlp: Mlp | PlainMlp | Mixture
     rope: RopeTable | None
+    """Of keys..."""
+    query_rope: RopeTable | None
+    """...and of queries; None: they are not rotated."""
     window: int | None
 
 
@@ -85,10 +88,12 @@ class Decoder:
         self.rope = make_rope_table(config.rope, num_positions)
         is_alike = config.local_rope == config.rope
         self.local_rope = self.rope if is_alike else make_rope_table(config.local_rope, num_positions)
-        temperature = None if config.llama4 is None else config.llama4.temperature
-        self.temperature = (
-            None if temperature is None else make_temperature_table(temperature, config.head_dim, num_positions)
-        )
+        factor_P = position_factors(config.temperature, num_positions)
+        self._rotated_queries, self._other_queries = self.rope, None
+        if factor_P is not None and config.unrotated:
+            self._other_queries = make_factor_table(factor_P, config.head_dim)
+        elif factor_P is not None:
+            self._rotated_queries = make_rope_table(config.rope, num_positions, factor_P)
         self.embeddings = read_embeddings(weights, config)
         self.layers = [self._read_layer(weights, index) for index in range(config.num_layers)]
         self.norm = read_layer_norm(weights, "model.norm.weight", config)
@@ -97,7 +102,12 @@ class Decoder:
     def _read_layer(self, weights: Weights, index: int) -> Layer:
         c, prefix = self.config, f"model.layers.{index}."
         window = c.windows[index]
-        rope = self.rope if window is None else self.local_rope
+        if index in c.unrotated:
+            rope, query_rope = None, self._other_queries
+        elif window is None or self.local_rope is self.rope:
+            rope, query_rope = self.rope, self._rotated_queries
+        else:
+            rope = query_rope = self.local_rope
         norms = LayerNorms(
             **{
                 place: None if name is None else read_layer_norm(weights, f"{prefix}{name}.weight", c)
@@ -113,7 +123,8 @@ class Decoder:
             norms=norms,
             attention=attention,
             mlp=self._read_mlp(weights, prefix, index),
-            rope=None if index in c.unrotated else rope,
+            rope=rope,
+            query_rope=query_rope,
             window=window,
         )
 
@@ -196,10 +207,10 @@ class Decoder:
         if isinstance(attention, LatentAttention):
             return attend_latent(h_ND, attention, index, self.rope, c, ops)
         q_NHE, k_NKE, v_NKE = project_heads(h_ND, attention, c, ops)
+        if layer.query_rope is not None:
+            q_NHE = ops.rope(q_NHE, layer.query_rope)
         if layer.rope is not None:
-            q_NHE, k_NKE = ops.rope(q_NHE, layer.rope), ops.rope(k_NKE, layer.rope)
-        elif self.temperature is not None:
-            q_NHE = ops.rope(q_NHE, self.temperature)
+            k_NKE = ops.rope(k_NKE, layer.rope)
         ops.write_kv(index, k_NKE, v_NKE)
         o_NHE = ops.attend(
             index,

@@ -23,12 +23,20 @@ from .gpt_oss import parse_gpt_oss
 from .granite import parse_granite, parse_granite_hybrid, parse_granite_moe
 from .known_entries import words
 from .layer_normed import parse_cohere2, parse_phimoe, parse_stablelm, parse_starcoder2
-from .llama import parse_llama, parse_ministral, parse_mistral, parse_phi3, parse_seed_oss, parse_smollm3
+from .llama import (
+    parse_llama,
+    parse_ministral,
+    parse_ministral3,
+    parse_mistral,
+    parse_phi3,
+    parse_seed_oss,
+    parse_smollm3,
+)
 from .llama4 import parse_llama4
 from .olmo import parse_exaone4, parse_olmo2, parse_olmo3, parse_olmoe
 from .qwen import parse_qwen2, parse_qwen2_moe, parse_qwen3, parse_qwen3_moe
 from .refusals import check_entries, refuse_unknown, unknown_beside
-from .text_part import WITH_TOWERS, text_part
+from .text_part import find_decoder, text_part
 
 
 class Model(Protocol):
@@ -136,6 +144,7 @@ FAMILIES = {
     "GraniteMoeHybridForCausalLM": Family(parse_granite_hybrid, f"attention_bias {_FEW_EXPERTS} {_GRANITE} {_HYBRID}"),
     "Llama4ForCausalLM": Family(parse_llama4, f"attention_bias {_LLAMA4}"),
     "LlamaForCausalLM": Family(parse_llama, "attention_bias"),
+    "Ministral3ForCausalLM": Family(parse_ministral3, "sliding_window"),
     "MinistralForCausalLM": Family(parse_ministral, "sliding_window"),
     "MistralForCausalLM": Family(parse_mistral, "sliding_window"),
     "Olmo2ForCausalLM": Family(parse_olmo2, "attention_bias"),
@@ -172,7 +181,6 @@ _WITH_STATES = {
 }
 """Architectures with layers that keep a state of each sequence, by what these compute."""
 SPECULATION = "docs/operate/speculative-decoding.md"
-_ALSO = {**SPELLINGS, **{name: decoder.architecture for name, decoder in WITH_TOWERS.items()}}
 
 
 def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Family:
@@ -184,7 +192,9 @@ def find_family(config_json: dict[str, Any], *, headless: bool = False) -> Famil
     """
     listed = config_json.get("architectures")
     architectures = [str(name) for name in listed] if isinstance(listed, list) else []
-    for architecture in (_ALSO.get(name, name) for name in architectures):
+    if (decoder := find_decoder(config_json)) is not None:
+        return FAMILIES[decoder.architecture]
+    for architecture in (SPELLINGS.get(name, name) for name in architectures):
         if headless or config_json.get("is_original_qwen3_reranker"):
             architecture = architecture.replace("ForSequenceClassification", "ForCausalLM")
         if headless and architecture.endswith("Model"):

@@ -39,7 +39,8 @@ def parse_llama4(data: dict[str, Any]) -> DecoderConfig:
         windows=_read_chunks(data, rotated),
         mlp_name=_MLP,
         moe=_parse_moe(data, sizes["intermediate_size"], num_layers),
-        llama4=Llama4Config(norms_heads=norms_heads, temperature=_read_temperature(data)),
+        temperature=_read_temperature(data) if not all(rotated) else None,
+        llama4=Llama4Config(norms_heads=norms_heads),
     )
 
 
@@ -71,7 +72,7 @@ def _read_temperature(data: dict[str, Any]) -> Temperature | None:
     scale = positive_number(data, "attn_scale", default=0.1)
     if floor is None or scale is None:
         raise ValueError("config.json: floor_scale and attn_scale must be positive numbers, not null")
-    return Temperature(floor, scale)
+    return Temperature(floor, scale, first=1)
 
 
 def _parse_moe(data: dict[str, Any], intermediate_size: int, num_layers: int) -> MoeConfig:

@@ -15,8 +15,11 @@ from .config_parts import Temperature
 from .rope_config import LinearScaling, Llama3Scaling, ProportionalScaling, Rope, ShortFactors, YarnScaling
 
 
-def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
-    """Compute the table of positions 0 to `num_positions`, exclusive."""
+def make_rope_table(rope: Rope, num_positions: int, factor_P: torch.Tensor | None = None) -> RopeTable:
+    """Compute the table of positions 0 to `num_positions`, exclusive.
+
+    `factor_P`: what heads at each position are multiplied with, too.
+    """
     frequency_R = 1.0 / rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width)
     factor = 1.0
     match rope.scaling:
@@ -34,18 +37,21 @@ def make_rope_table(rope: Rope, num_positions: int) -> RopeTable:
             frequency_R = frequency_R / torch.tensor(rope.scaling.factors, dtype=torch.float32)
             factor = rope.scaling.attention_factor
     angle_PR = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequency_R)
-    return RopeTable(angle_PR.cos() * factor, angle_PR.sin() * factor, rope.is_interleaved)
+    factor_P1 = torch.tensor(factor) if factor_P is None else factor * factor_P.unsqueeze(1)
+    return RopeTable(angle_PR.cos() * factor_P1, angle_PR.sin() * factor_P1, rope.is_interleaved)
 
 
-def make_temperature_table(temperature: Temperature, head_dim: int, num_positions: int) -> RopeTable | None:
-    """Return a table that multiplies whole heads with their position's factor, since its sines are 0.
-
-    None if all factors are 1.
-    """
-    floor_P = torch.floor((torch.arange(num_positions, dtype=torch.float32) + 1.0) / temperature.floor)
-    factor_P = torch.log1p(floor_P) * temperature.scale + 1.0
-    if bool((factor_P == 1.0).all()):
+def position_factors(temperature: Temperature | None, num_positions: int) -> torch.Tensor | None:
+    """Return the factor of each position's queries; None if all are 1."""
+    if temperature is None:
         return None
+    number_P = torch.arange(num_positions, dtype=torch.float32) + temperature.first
+    factor_P = torch.log1p(torch.floor(number_P / temperature.floor)) * temperature.scale + 1.0
+    return None if bool((factor_P == 1.0).all()) else factor_P
+
+
+def make_factor_table(factor_P: torch.Tensor, head_dim: int) -> RopeTable:
+    """Return a table that multiplies whole heads with their position's factor, since its sines are 0."""
     factor_PR = factor_P.unsqueeze(1).repeat(1, head_dim // 2)
     return RopeTable(factor_PR, torch.zeros_like(factor_PR))
 

@@ -35,21 +35,28 @@ _GEMMA3 = {
     "max_position_embeddings": 131_072,
 }
 WITH_TOWERS = {
-    "Gemma3ForConditionalGeneration": Decoder("Gemma3ForCausalLM", "gemma3_text", _GEMMA3),
-    "Gemma3nForConditionalGeneration": Decoder("Gemma3nForCausalLM", "gemma3n_text"),
-    "Gemma4ForConditionalGeneration": Decoder("Gemma4ForCausalLM", "gemma4_text"),
-    "Llama4ForConditionalGeneration": Decoder("Llama4ForCausalLM", "llama4_text"),
-    "Mistral3ForConditionalGeneration": Decoder("MistralForCausalLM", "mistral"),
+    "Gemma3ForConditionalGeneration": (Decoder("Gemma3ForCausalLM", "gemma3_text", _GEMMA3),),
+    "Gemma3nForConditionalGeneration": (Decoder("Gemma3nForCausalLM", "gemma3n_text"),),
+    "Gemma4ForConditionalGeneration": (Decoder("Gemma4ForCausalLM", "gemma4_text"),),
+    "Llama4ForConditionalGeneration": (Decoder("Llama4ForCausalLM", "llama4_text"),),
+    "Mistral3ForConditionalGeneration": (
+        Decoder("MistralForCausalLM", "mistral"),
+        Decoder("Ministral3ForCausalLM", "ministral3"),
+    ),
 }
+"""Models with towers, and what may decode in them; the first if `text_config` does not say."""
 _OF_BOTH = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Entries of a model with towers that are its decoder's, too, whose own say nothing then."""
 
 
 def find_decoder(config_json: Mapping[str, Any]) -> Decoder | None:
-    """Return what decodes in a model with towers; None for all others."""
+    """Return what decodes in a model with towers, its first if `text_config` names none; None for all others."""
     listed = config_json.get("architectures")
     named = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    return next((WITH_TOWERS[name] for name in named if name in WITH_TOWERS), None)
+    decoders = next((WITH_TOWERS[name] for name in named if name in WITH_TOWERS), ())
+    inner = config_json.get("text_config")
+    kind = inner.get("model_type") if isinstance(inner, dict) else None
+    return next((one for one in decoders if one.model_type == kind), next(iter(decoders), None))
 
 
 def text_part(config_json: dict[str, Any]) -> dict[str, Any]:

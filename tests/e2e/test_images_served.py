@@ -75,20 +75,6 @@ def test_texts_and_counts(model: Checkpoint, server: Server) -> None:
     assert both["choices"][0]["message"]["content"] == greedy(model, tokens, 5, 2)
 
 
-def test_turns(model: Checkpoint, server: Server) -> None:
-    """A second turn with another image finds the first and its answer cached, and has transformers' text."""
-    chat = chat_body(said(BEFORE), seen(drawn_url(6)), **FIELDS)
-    first = server.post("/v1/chat/completions", chat).json()
-    message = first["choices"][0]["message"]
-    chat["messages"] += [message, {"role": "user", "content": [seen(drawn_url(8)), said("And this?")]}]
-    second = server.post("/v1/chat/completions", chat).json()
-    between = f"<|im_end|>\n<|im_start|>assistant\n{message['content']}<|im_end|>\n<|im_start|>user\n"
-    tokens = prompt_of(model, BEFORE, between, "And this?")
-    assert second["choices"][0]["message"]["content"] == greedy(model, tokens, 6, 8)
-    assert counts(second)[0] == len(tokens) and counts(second)[2] == 2 * NUM_TOKENS
-    assert counts(second)[1] >= counts(first)[0] // 16 * 16
-
-
 def test_preempted(server: Server) -> None:
     """Chats about images that preempt one another say what each says alone, and every count is exact."""
     bodies = [

@@ -71,6 +71,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GptOss": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Granite": {"attention_bias": True, "residual_multiplier": 0.5, "logits_scaling": 4.0},
     "Ministral": {"num_key_value_heads": 4, "sliding_window": 128},
+    "Ministral3": {
+        "num_key_value_heads": 4,
+        "rope_parameters": {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64},
+    },
     "Olmo2": {"num_key_value_heads": 4},
     "Olmo3": {"sliding_window": 50},
     "Olmoe": {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},

@@ -34,6 +34,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     Llama4TextConfig,
     LlamaConfig,
+    Ministral3Config,
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
@@ -347,6 +348,14 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         layer_types=["full_attention", "sliding_attention"], num_kv_shared_layers=0, sliding_window=50,
         hidden_size_per_layer_input=24, vocab_size_per_layer_input=VOCAB_SIZE, altup_correct_scale=False,
         laurel_rank=16, attention_bias=True, tie_word_embeddings=False,
+    ),
+    # rotated queries that grow with their positions
+    "ministral3": lambda: Ministral3Config(
+        **_SHARED, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32, pad_token_id=None,
+        rope_parameters={
+            **_YARN, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
     ),
 }  # fmt: skip
 

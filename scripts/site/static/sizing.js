@@ -33,6 +33,7 @@ const quipuSizing = (() => {
     },
     GraniteForCausalLM: { everyHeadItsKv: true },
     MinistralForCausalLM: {},
+    Ministral3ForCausalLM: { headDim: 128 },
     Olmo2ForCausalLM: { everyHeadItsKv: true, projectionNorms: true },
     Olmo3ForCausalLM: { everyHeadItsKv: true, projectionNorms: true },
     OlmoeForCausalLM: { everyHeadItsKv: true, projectionNorms: true, experts: true, expertFfn: "intermediate_size" },
@@ -66,6 +67,7 @@ const quipuSizing = (() => {
     Gemma4ForConditionalGeneration: "Gemma4ForCausalLM", Llama4ForConditionalGeneration: "Llama4ForCausalLM",
     Mistral3ForConditionalGeneration: "MistralForCausalLM",
   };
+  const BY_TYPE = { ministral3: "Ministral3ForCausalLM" }; // by `model_type` of `text_config`, where there are several
 
   const MODELS = {
     "Qwen3 0.6B": config("Qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960, true),
@@ -109,7 +111,10 @@ const quipuSizing = (() => {
   // Return what of a config.json determines sizes. Throws an Error that names what is missing or not supported.
   function shapeOf(data) {
     const decoder = (data.architectures ?? []).find((one) => Object.hasOwn(DECODERS, one));
-    if (decoder !== undefined) return shapeOf({ ...data.text_config, architectures: [DECODERS[decoder]] });
+    if (decoder !== undefined) {
+      const named = BY_TYPE[data.text_config?.model_type] ?? DECODERS[decoder];
+      return shapeOf({ ...data.text_config, architectures: [named] });
+    }
     const name = (data.architectures ?? []).map((one) => ALSO[one] ?? one).find((one) => Object.hasOwn(FAMILIES, one));
     if (name === undefined) {
       throw new Error(`architectures must have one of ${Object.keys(FAMILIES).join(", ")}`);

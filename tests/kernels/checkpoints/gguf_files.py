@@ -66,7 +66,7 @@ _OTHER_NORMS = {
     "exaone4": {**_POST, "post_feedforward_layernorm": "post_ffw_norm"},
     "glm4": {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
 }
-_ROTATED_OTHERWISE = ("llama", "granite", "granitemoe", "smollm3")
+_ROTATED_OTHERWISE = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
 _GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",

@@ -62,6 +62,18 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"attention.sliding_window": 270, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
     ),
+    "ministral3": (
+        "mistral3",
+        {
+            "attention.temperature_scale": 0.3,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_beta_fast": 16.0,
+            "rope.scaling.yarn_beta_slow": 0.5,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+        },
+    ),
     "qwen3-moe": ("qwen3moe", {"expert_count": 11, "expert_used_count": 3, "expert_feed_forward_length": 40}),
     "gemma2": (
         "gemma2",

@@ -21,7 +21,6 @@ from quipu.kernels.checkpoints.gguf_tensors import open_gguf
 from quipu.kernels.checkpoints.gguf_types import DECODERS
 from quipu.kernels.checkpoints.quantized import QuantizedLayout
 from quipu.kernels.models.config import read_config
-from quipu.kernels.models.config_parts import Temperature
 from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.ops import SwigluClamp
@@ -63,7 +62,7 @@ def test_each_family(tmp_path: Path, checkpoints: dict[str, Path], name: str) ->
             unrotated=frozenset(),
             rope=attrs.evolve(expected.rope, scaling=None),
             local_rope=attrs.evolve(expected.rope, scaling=None),
-            llama4=attrs.evolve(expected.llama4, temperature=Temperature(8192, 0.1)),
+            temperature=None,
         )
     assert found == expected
     source = opened(folder)
@@ -86,6 +85,19 @@ def test_scaling_of_llama3(tmp_path: Path, checkpoints: dict[str, Path]) -> None
     angles = torch.arange(8) / 8
     expected = 3 * rope.theta**-angles / torch.from_numpy(LLAMA3_FACTORS)
     assert torch.allclose(make_rope_table(rope, 5).cos_PR[3], expected.cos(), atol=1e-6)
+
+
+def test_mistral_small(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+    """Read Mistral from a file of Ministral 3's architecture, if its queries do not grow, or name the contradiction."""
+    path, (_, of_mistral), (_, of_ministral) = tmp_path / "m.gguf", KEYS["mistral"], KEYS["ministral3"]
+    write_gguf(path, "mistral3", checkpoints["mistral"], keys=of_mistral)
+    assert parsed(make_gguf_folder(path)) == parsed(checkpoints["mistral"])
+    write_gguf(path, "mistral3", checkpoints["mistral"], keys=of_mistral | {"attention.temperature_scale": 0.1})
+    with pytest.raises(ValueError, match=r"rope\.scaling\.type' is linear, must be yarn with temperatures"):
+        make_gguf_folder(path)
+    write_gguf(path, "mistral3", checkpoints["ministral3"], keys=of_ministral | {"attention.temperature_length": 9})
+    with pytest.raises(ValueError, match=r"temperature_length' is not 32, the original context length"):
+        make_gguf_folder(path)
 
 
 def test_served_like_the_checkpoint(tmp_path: Path, checkpoints: dict[str, Path]) -> None:

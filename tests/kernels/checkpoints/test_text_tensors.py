@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from quipu.actors.shared.checkpoint import read_info
+from quipu.kernels.models.config_parts import Temperature
 from quipu.kernels.models.families import find_family
-from quipu.kernels.models.text_part import WITH_TOWERS, text_part
+from quipu.kernels.models.rope_config import YarnScaling
+from quipu.kernels.models.text_part import WITH_TOWERS, Decoder, text_part
 from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
 
 ROW = {"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)}
@@ -94,10 +96,9 @@ def test_configuration_without_text(entries: dict[str, Any], problem: str) -> No
         find_family(config).parse(config)
 
 
-@pytest.mark.parametrize("name", WITH_TOWERS)
-def test_defaults(name: str) -> None:
+@pytest.mark.parametrize("decoder", [one for several in WITH_TOWERS.values() for one in several])
+def test_defaults(decoder: Decoder) -> None:
     """What published configurations leave out is what transformers takes for it."""
-    decoder = WITH_TOWERS[name]
     theirs = AutoConfig.for_model(decoder.model_type)
     assert {key: getattr(theirs, key) for key in decoder.defaults} == decoder.defaults
 
@@ -159,3 +160,28 @@ def test_published_mistral_small() -> None:
         "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
     }  # fmt: skip
     assert find_family(config).parse(config).num_layers == 40
+
+
+def test_published_ministral_3() -> None:
+    """The published configuration of Ministral 3 8B names Mistral's architecture, but another decoder."""
+    rope = {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+        "rope_type": "yarn", "type": "yarn",
+    }  # fmt: skip
+    text = {
+        "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14336, "max_position_embeddings": 262144, "model_type": "ministral3",
+        "num_attention_heads": 32, "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_parameters": rope, "sliding_window": None, "use_cache": True, "vocab_size": 131072,
+    }  # fmt: skip
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
+        "model_type": "mistral3", "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2, "text_config": text, "transformers_version": "5.0.0.dev0",
+        "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1,
+    }  # fmt: skip
+    parsed = find_family(config).parse(config)
+    assert parsed.temperature == Temperature(16384, 0.1, first=0)
+    assert isinstance(parsed.rope.scaling, YarnScaling) and parsed.rope.scaling.attention_factor == 1.0
+    assert parsed.windows == (None,) * 34

@@ -41,6 +41,8 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn-exact": _YARN | {"truncate": False, "attention_factor": 1.3},
     "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
+_BESIDE_ROPE = {"ministral3": {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 10}}
+"""Rotary entries that a checkpoint must have, whatever the kind."""
 _VALUES: dict[str, tuple[Any, ...]] = {
     "num_key_value_heads": (1, "heads"),
     "head_dim": (48,),
@@ -186,7 +188,7 @@ def _ropes(name: str) -> Iterator[Variant]:
             for layers in own:
                 yield Variant(name, "rope_parameters", {**own, layers: parameters}, f"{layers}-{kind}")
         else:
-            yield Variant(name, "rope_parameters", parameters, kind)
+            yield Variant(name, "rope_parameters", _BESIDE_ROPE.get(name, {}) | parameters, kind)
 
 
 def _values(name: str) -> Iterator[Variant]:

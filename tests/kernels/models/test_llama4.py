@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quipu.kernels.models.config_parts import Temperature
-from quipu.kernels.models.rope import make_temperature_table
+from quipu.kernels.models.rope import make_factor_table, position_factors
 from quipu.kernels.ops import Experts
 from quipu.kernels.reference import experts
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
@@ -22,13 +22,15 @@ from tests.kernels.oracles import check, differences, run, run_transformers
 
 def test_factors_of_positions() -> None:
     """Factors are 1 up to the first floor, then grow with the logarithm of how many there were; sines are 0."""
-    table = make_temperature_table(Temperature(floor=4, scale=0.5), 6, 9)
-    assert table is not None
+    temperature = Temperature(floor=4, scale=0.5, first=1)
+    factor_P = position_factors(temperature, 9)
+    assert factor_P is not None
+    table = make_factor_table(factor_P, 6)
     grown = 1 + 0.5 * torch.tensor([1.0, 2.0, 3.0]).log()
     expected = torch.cat([grown[:1].expand(3), grown[1:2].expand(4), grown[2:].expand(2)])
     torch.testing.assert_close(table.cos_PR, expected.unsqueeze(1).expand(-1, 3))
     assert not table.sin_PR.any()
-    assert make_temperature_table(Temperature(floor=4, scale=0.5), 6, 3) is None
+    assert position_factors(temperature, 3) is None
 
 
 @pytest.fixture(scope="module")

@@ -481,8 +481,8 @@ def test_parsed_values() -> None:
     scout, maverick = parse("Llama-4-Scout-17B-16E"), parse("Llama-4-Maverick-17B-128E")
     assert scout.windows[:4] == maverick.windows[:4] == (8192, 8192, 8192, None)
     assert scout.unrotated == maverick.unrotated == set(range(3, 48, 4))
-    assert scout.llama4 == Llama4Config(norms_heads=True, temperature=Temperature(8192, 0.1))
-    assert maverick.llama4 == Llama4Config(norms_heads=False, temperature=Temperature(8192, 0.1))
+    assert (scout.llama4, maverick.llama4) == (Llama4Config(norms_heads=True), Llama4Config(norms_heads=False))
+    assert scout.temperature == maverick.temperature == Temperature(8192, 0.1, first=1)
     assert scout.moe is not None and not scout.moe.dense_layers
     assert maverick.moe is not None and maverick.moe.dense_layers == set(range(0, 48, 2))
     assert (maverick.moe.intermediate_size, maverick.intermediate_size, scout.rope.is_interleaved) == (

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from quipu.kernels.models.config import DecoderConfig, check_length
 from quipu.kernels.models.config_parts import Gemma3nConfig, HeadShape, InputConfig, Temperature
 from quipu.kernels.models.families import FAMILIES, find_family
-from quipu.kernels.models.rope_config import ProportionalScaling, YarnScaling
+from quipu.kernels.models.rope_config import ProportionalScaling, Rope, YarnScaling
 from quipu.kernels.ops import SwigluClamp
 from tests.kernels.kernel_checkpoints import CONFIGS
 
@@ -111,6 +111,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "factor is not supported"),
     ("llama", {"rope_parameters": {"mrope_section": [1, 2]}}, "mrope_section is not supported"),
     ("mistral", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta is not supported"),
+    ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta is None, must be a number, 0"),
+    ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": -1}}, "llama_4_scaling_beta is -1"),
+    ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 1}}, "original_max_position_embeddings is None"),
     ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ among layers"),
     ("qwen2", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     ("phi4", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor 0.1 rotates 3 of"),
@@ -353,6 +356,16 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
     ("smollm3", {"no_rope_layers": ..., "num_hidden_layers": 9, "layer_types": ...}, lambda c: c.unrotated == {3, 7}),
     ("smollm3", {"layer_types": ..., "use_sliding_window": ...}, lambda c: c.windows == (None, None)),
     ("ministral", {"layer_types": ...}, lambda c: c.windows == (60, 60)),
+    ("ministral3", {"sliding_window": 60}, lambda c: c.windows == (60, 60)),
+    (
+        "ministral3",
+        {"rope_parameters": ...},
+        lambda c: (
+            c.temperature == Temperature(16384, 0.1, 0)
+            and c.rope == Rope(1e6, 32, YarnScaling(16.0, 16384, 32.0, 1.0, True, 1.0))
+        ),
+    ),
+    ("ministral3", {"sliding_window": ...}, lambda c: (c.windows, c.temperature.floor) == ((None, None), 32)),
     ("ministral", {"layer_types": ..., "sliding_window": None}, lambda c: c.windows == (None, None)),
     ("glm", {"rope_parameters": ..., "attention_bias": ...}, lambda c: (c.rope.width, c.qkv_bias) == (16, True)),
     ("seed-oss", {"attention_bias": ..., "attention_out_bias": ...}, lambda c: (c.qkv_bias, c.o_bias) == (True, False)),
@@ -433,8 +446,8 @@ ACCEPTED: list[tuple[str, dict[str, Any], Callable[[DecoderConfig], bool]]] = [
         dict.fromkeys(("no_rope_layers", "layer_types", "attention_chunk_size", "floor_scale", "attn_scale"), ...)
         | {"num_hidden_layers": 5},
         lambda c: (
-            (c.unrotated, c.windows, c.llama4.temperature)
-            == (frozenset({3}), (8192, 8192, 8192, None, 8192), Temperature(8192.0, 0.1))
+            (c.unrotated, c.windows, c.temperature)
+            == (frozenset({3}), (8192, 8192, 8192, None, 8192), Temperature(8192.0, 0.1, 1))
         ),
     ),
     ("llama4", {"no_rope_layers": [], "no_rope_layer_interval": 2}, lambda c: c.unrotated == {1}),

@@ -118,6 +118,8 @@ def test_other_executors(tmp_path: Path, executor: str) -> None:
 
 def test_every_tower_is_tested() -> None:
     assert TOWERS.keys() == WITH_TOWERS.keys()
+    decoders = {one.architecture for several in WITH_TOWERS.values() for one in several}
+    assert decoders == {config_of(name)["architectures"][0] for name in (*TOWERS.values(), "ministral3")}
 
 
 @pytest.mark.parametrize("architecture", TOWERS)
