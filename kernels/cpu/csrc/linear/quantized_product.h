@@ -90,7 +90,8 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
         const uint32_t* thirds[(MR + 2) / 3];  // of rows: an address is one of these plus the stride, once or twice
         UNROLL for (int m = 0; m < MR; m += 3) thirds[m / 3] = words + unit + m * x_stride;
         for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, next += next_step) {
-            UNROLL for (int m = 0; m < MR; m += 3) thirds[m / 3] = hidden(thirds[m / 3]);
+            if constexpr (MR > 2)  // fewer have registers enough
+                UNROLL for (int m = 0; m < MR; m += 3) thirds[m / 3] = hidden(thirds[m / 3]);
             UNROLL for (int done = 0; done < NP; done += kTogether) {
                 decltype(codes.load(at)) raw[kTogether];
                 UNROLL for (int n = 0; n < kTogether; n++) {
