@@ -44,8 +44,10 @@ from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.load import OWN_EXECUTORS, load_backend
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.transformers_runner.transformers_backend import TransformersBackend
-from tests.kernels.kernel_checkpoints import CONFIGS, backend_config, make_batch, make_checkpoint, prompt
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import backend_config, make_checkpoint
 from tests.kernels.oracles import run, run_transformers
+from tests.kernels.step_batches import make_batch, prompt
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "operate" / "models.md"
 BEGIN = "<!-- made by `python -m bench.model_table --write` -->"

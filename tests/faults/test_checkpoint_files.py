@@ -23,7 +23,7 @@ from quipu.kernels.models.config import check_length, read_config
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
-from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.kernels.family_configs import CONFIGS
 from tests.tiny import TINY
 from tests.vocabularies import Vocabulary
 

@@ -14,14 +14,9 @@ from quipu.kernels.reference.reference_backend import ReferenceBackend
 from quipu.kernels.triton.triton_backend import TritonBackend
 from tests.gpu.machine import Machine
 from tests.gpu.random_adapter import save_adapter
-from tests.kernels.kernel_checkpoints import (
-    CONFIGS,
-    backend_config,
-    make_batch,
-    make_checkpoint,
-    prompt,
-    scattered_blocks,
-)
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import backend_config, make_checkpoint
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 # In standard deviations of the logits. In bfloat16 the reference still computes in float32, so the difference is the
 # rounding of every operation.

@@ -20,7 +20,8 @@ import torch
 
 from quipu.kernels.backend import LaunchedPass
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
-from tests.kernels.kernel_checkpoints import backend_config, make_batch, make_checkpoint, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import backend_config, make_checkpoint
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 ALLOWED = 0.3
 SIZE = 32

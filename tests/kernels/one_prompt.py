@@ -7,7 +7,7 @@ import torch
 
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 Backend = CpuBackend | ReferenceBackend
 

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import make_backend
 from tests.kernels.one_prompt import Backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 NUM_PREFILL = 300  # a whole chunk of keys and part of the next
 NUM_DECODES = 44  # into the fourth block

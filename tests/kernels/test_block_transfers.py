@@ -18,8 +18,9 @@ from quipu.kernels.backend import Backend
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.fake import FakeBackend
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import FORMATS, backend_config, make_backend, make_batch, scattered_blocks
+from tests.kernels.kernel_checkpoints import FORMATS, backend_config, make_backend
 from tests.kernels.one_prompt import LENGTH, TOKENS, run_chunks
+from tests.kernels.step_batches import make_batch, scattered_blocks
 
 WHOLE = LENGTH // 16 * 16
 MAKERS: list[Any] = [

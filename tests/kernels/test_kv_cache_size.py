@@ -16,7 +16,8 @@ from quipu.kernels.kv_cache_size import DeviceMemory, DraftMemory, check_weights
 from quipu.kernels.load import load_backend
 from quipu.kernels.machine import Memory
 from tests.kernels.cpu.cpu_backends import needs_kernels
-from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 MIB = 1 << 20
 GIB = 1 << 30

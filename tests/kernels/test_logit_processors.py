@@ -17,7 +17,7 @@ from quipu.kernels.batch import Drawn
 from quipu.kernels.logit_processors import NONE_LEFT, LogitProcessor, Processing, edited
 from quipu.kernels.sampling.oracle import draw, sample_row
 from quipu.kernels.step_types import LogitRules
-from tests.kernels.kernel_checkpoints import make_batch
+from tests.kernels.step_batches import make_batch
 
 Row = npt.NDArray[np.float32]
 Ids = Sequence[int]

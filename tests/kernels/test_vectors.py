@@ -16,7 +16,8 @@ from quipu.kernels.backend import RunsAtOnce
 from quipu.kernels.batch import Pooling
 from quipu.kernels.opened_model import read_score_weight
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import EACH, backend_config, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import EACH, backend_config, make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 MAKERS: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cpu_backend}
 EXECUTORS = ["reference", pytest.param("cpu", marks=needs_kernels)]

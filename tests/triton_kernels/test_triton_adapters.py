@@ -17,8 +17,9 @@ from quipu.kernels.triton.row_groups import group_rows, most_tiles
 from quipu.kernels.triton.triton_adapters import TritonAdapters
 from quipu.kernels.triton.triton_backend import TritonBackend
 from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters
-from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import make_backend
 from tests.kernels.one_prompt import Backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.triton_kernels.test_triton_backend import TOKENS, CountingDevice, make_triton, row
 
 NAMES = ["llama", "qwen3-odd", "qwen3-moe", "gemma2", "phi3"]

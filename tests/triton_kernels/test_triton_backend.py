@@ -18,15 +18,9 @@ from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.reference.reference_backend import ReferenceBackend
 from quipu.kernels.step_types import LogitRules
 from quipu.kernels.triton.triton_backend import TritonBackend
-from tests.kernels.kernel_checkpoints import (
-    CONFIGS,
-    VOCAB_SIZE,
-    backend_config,
-    make_backend,
-    make_batch,
-    prompt,
-    scattered_blocks,
-)
+from tests.kernels.family_configs import CONFIGS, VOCAB_SIZE
+from tests.kernels.kernel_checkpoints import backend_config, make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.runtimes import runtime_config
 from tests.triton_kernels.interpreter import SMALL, CpuDevice
 

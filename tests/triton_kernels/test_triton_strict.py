@@ -12,7 +12,8 @@ from quipu.kernels.triton import probe
 from quipu.kernels.triton.configs import token_ladder
 from quipu.kernels.triton.matrices import LibraryLinear, OwnLinear
 from quipu.kernels.triton.probe import products_are_invariant
-from tests.kernels.kernel_checkpoints import EACH, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import EACH
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.triton_kernels.interpreter import SMALL
 from tests.triton_kernels.test_triton_backend import BLOCKS, TOKENS, make_triton
 

@@ -31,7 +31,8 @@ from quipu.kernels.fake_scores import slot_value
 from quipu.kernels.load import load_backend
 from quipu.kernels.logit_processors import Processing
 from quipu.kernels.step_types import RowSampling, Scores
-from tests.kernels.kernel_checkpoints import backend_config, make_batch
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.kernels.step_batches import make_batch
 from tests.tiny import BLOCK, TINY
 from tests.vllm_runner.shared_vllm import LARGEST, LentVllm, shared_vllm
 

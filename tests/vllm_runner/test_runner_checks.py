@@ -12,7 +12,7 @@ import torch
 from quipu.kernels.step_errors import RunnerDiverged, is_context_lost
 from quipu.kernels.vllm_runner.runner_checks import check_batch, check_known_to_host
 from quipu.kernels.vllm_runner.runner_requests import RunnerRequests, RunnerStep
-from tests.kernels.kernel_checkpoints import make_batch
+from tests.kernels.step_batches import make_batch
 
 
 def step() -> RunnerStep:

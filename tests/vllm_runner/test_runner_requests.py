@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quipu.kernels.vllm_runner.runner_requests import Announced, Continued, RunnerRequests, RunnerStep
-from tests.kernels.kernel_checkpoints import make_batch
+from tests.kernels.step_batches import make_batch
 
 SIZE = 4
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quipu.kernels.vllm_runner.stored_tensors import check_stored
-from tests.kernels.kernel_checkpoints import CONFIGS, make_checkpoint
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import make_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 ATTENTION = "model.layers.1.self_attn."

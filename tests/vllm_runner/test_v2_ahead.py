@@ -18,7 +18,7 @@ from quipu.kernels.vllm_runner.device_sampler import DeviceDraws
 from quipu.kernels.vllm_runner.runner_requests import RunnerRequests
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.faults.deadly_engines import settle
-from tests.kernels.kernel_checkpoints import make_batch
+from tests.kernels.step_batches import make_batch
 from tests.runtimes import value_of
 from tests.vllm_runner.test_vllm_backend import NUM_OUTPUTS, RANKS, prompts, tables, wanted
 from tests.vllm_runner.test_vllm_engine import beside, greedy, open_vllm

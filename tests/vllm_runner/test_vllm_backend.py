@@ -26,7 +26,8 @@ from quipu.kernels.step_types import LogitRules
 from quipu.kernels.vllm_runner import vllm_backend
 from quipu.kernels.vllm_runner.copied_logits import CopiedLogits
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
-from tests.kernels.kernel_checkpoints import backend_config, make_batch, scattered_blocks
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.kernels.step_batches import make_batch, scattered_blocks
 from tests.vllm_runner import v2_stand_ins
 from tests.vllm_runner.vllm_backends import SIZE, close_all, open_backend, vllm_marks
 

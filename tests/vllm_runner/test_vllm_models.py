@@ -41,8 +41,9 @@ from quipu.kernels.checkpoints import progress
 from quipu.kernels.cpu.instruction_sets import processor_flags
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
-from tests.kernels.kernel_checkpoints import backend_config, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import backend_config
 from tests.kernels.oracles import TOLERANCES, differences
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.vllm_runner.vllm_backends import SIZE, close_all, open_backend, vllm_marks
 
 pytestmark = vllm_marks

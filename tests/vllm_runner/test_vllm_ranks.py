@@ -19,7 +19,8 @@ from quipu.kernels.vllm_runner.rank_executor import SHARED_MEMORY
 from quipu.kernels.vllm_runner.vllm_backend import VllmBackend
 from tests.e2e.servers import Server, runs, serving
 from tests.e2e.streams import streaming
-from tests.kernels.kernel_checkpoints import backend_config, make_batch
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.kernels.step_batches import make_batch
 from tests.processes import eventually, has_ended
 from tests.vllm_runner.test_vllm_backend import generate, prompts, tables, wanted
 from tests.vllm_runner.vllm_backends import LONGEST_S, SERVE_DEMO, SIZE, close_all, open_backend, vllm_marks

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from quipu.kernels.batch import StepBatch
-from tests.kernels.kernel_checkpoints import make_batch, scattered_blocks
 from tests.kernels.one_prompt import Backend
 from tests.kernels.oracles import TOKENS
+from tests.kernels.step_batches import make_batch, scattered_blocks
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 NUM_DECODES = 16

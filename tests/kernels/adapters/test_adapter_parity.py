@@ -16,7 +16,8 @@ from tests.kernels.adapters.peft_adapters import make_adapter, run_adapted, run_
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of
 from tests.kernels.cpu.test_paths import CLOSE
-from tests.kernels.kernel_checkpoints import CONFIGS, CPU_FORMATS, FORMATS, make_backend
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, FORMATS, make_backend
 from tests.kernels.one_prompt import Backend
 from tests.kernels.oracles import check, differences
 

@@ -17,8 +17,9 @@ from quipu.kernels.cpu import program, recording
 from quipu.kernels.cpu.program import Op
 from tests.kernels.adapters.peft_adapters import make_adapter, targets_of, with_adapters
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_backend
 from tests.kernels.one_prompt import Backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 LENGTHS = (37, 1, 5, 130, 18, 64, 9)
 CASES = [

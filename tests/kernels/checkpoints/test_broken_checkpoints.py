@@ -16,7 +16,8 @@ from quipu.kernels.load import load_backend
 from quipu.kernels.triton import availability
 from tests.kernels.checkpoints.broken_checkpoints import BREAKS, UP, change_tensors, in_two
 from tests.kernels.cpu.cpu_backends import needs_kernels
-from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import backend_config, make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 EXECUTORS = [pytest.param("cpu", marks=needs_kernels), "reference"]
 

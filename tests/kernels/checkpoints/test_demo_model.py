@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quipu.actors.shared.checkpoint import DEMO
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-from tests.kernels.kernel_checkpoints import backend_config, make_batch
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.kernels.step_batches import make_batch
 from tests.tiny import TINY
 
 MAX_DEMO_BYTES = 12_000_000

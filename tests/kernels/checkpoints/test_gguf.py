@@ -26,7 +26,8 @@ from quipu.kernels.models.rope import make_rope_table
 from quipu.kernels.ops import SwigluClamp
 from tests.kernels.checkpoints.gguf_files import apart, load_tensors, write_gguf
 from tests.kernels.checkpoints.gguf_keys import KEYS, LLAMA3_FACTORS, convert, opened, parsed
-from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.tiny import TINY
 
 

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from quipu.kernels.checkpoints.weights import open_weights
 from quipu.kernels.load import load_backend
-from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import backend_config, make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from quipu.kernels.checkpoints import weights
 from quipu.kernels.checkpoints.fused_rows import common_layout, concatenate
 from quipu.kernels.checkpoints.quantized import QuantizedLayout, QuantizedRows, quantize
 from quipu.kernels.checkpoints.weights import PieceByPiece, open_weights
-from tests.kernels.kernel_checkpoints import backend_config, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import backend_config, make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
 ROUTER, NORM, EMBED = "model.layers.0.mlp.gate.weight", "model.norm.weight", "model.embed_tokens.weight"

@@ -24,7 +24,8 @@ from quipu.kernels.checkpoints.weights import open_weights
 from quipu.kernels.models.config import read_config
 from quipu.web.cli.cli import main
 from tests.kernels.checkpoints.gguf_files import load_tensors
-from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.tiny import TINY
 
 EMBED = "model.embed_tokens.weight"

@@ -17,7 +17,8 @@ from quipu.kernels.models.config_parts import Temperature
 from quipu.kernels.models.families import find_family
 from quipu.kernels.models.rope_config import YarnScaling
 from quipu.kernels.models.text_part import WITH_TOWERS, Decoder, text_part
-from tests.kernels.kernel_checkpoints import make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 ROW = {"token_ids": prompt(40, seed=1), "position": 0, "blocks": scattered_blocks(3, seed=1)}
 CASES = {

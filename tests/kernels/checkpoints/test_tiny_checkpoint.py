@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-from tests.kernels.kernel_checkpoints import backend_config, make_batch
+from tests.kernels.kernel_checkpoints import backend_config
+from tests.kernels.step_batches import make_batch
 from tests.tiny import TINY
 
 SCRIPT = TINY.parent / "make_tiny.py"

@@ -16,7 +16,7 @@ from quipu.kernels.cpu.packing import Packed, pack
 from quipu.kernels.cpu.program import Bounds, Op, Pass
 from quipu.kernels.cpu.quantized_packing import pack_quantized
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of
-from tests.kernels.kernel_checkpoints import make_batch
+from tests.kernels.step_batches import make_batch
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 

@@ -18,8 +18,10 @@ from quipu.kernels.models.decoder_model import Decoder
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.ops import Ops
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CONFIGS, THOROUGH, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import THOROUGH, make_backend
 from tests.kernels.oracles import run
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 pytestmark = needs_kernels
 

@@ -12,9 +12,10 @@ from transformers import Qwen3Config
 
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.program import Op
-from tests.kernels import kernel_checkpoints
+from tests.kernels import family_configs
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_batch, make_checkpoint, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_checkpoint
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 pytestmark = needs_kernels
 
@@ -31,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         use_sliding_window=False,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(kernel_checkpoints.CONFIGS, "wide-heads", lambda: config)
+        patch.setitem(family_configs.CONFIGS, "wide-heads", lambda: config)
         return make_checkpoint(tmp_path_factory.mktemp("wide"), "wide-heads")
 
 

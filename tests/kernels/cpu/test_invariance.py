@@ -16,7 +16,7 @@ from quipu.kernels.cpu import program
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.program import Op
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, IN_EACH_CPU_FORMAT, make_batch, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, IN_EACH_CPU_FORMAT
 from tests.kernels.one_prompt import (
     LENGTH,
     NUM_COMPARED,
@@ -27,6 +27,7 @@ from tests.kernels.one_prompt import (
     run_drafted,
     run_on_copied_block,
 )
+from tests.kernels.step_batches import make_batch, scattered_blocks
 
 pytestmark = needs_kernels
 

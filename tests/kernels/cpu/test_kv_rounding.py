@@ -17,7 +17,8 @@ from quipu.kernels.kv_cache import BlockShape, KVCache
 from quipu.kernels.reference.kv_slots import slots_of
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of
-from tests.kernels.kernel_checkpoints import FORMATS, make_batch, prompt
+from tests.kernels.kernel_checkpoints import FORMATS
+from tests.kernels.step_batches import make_batch, prompt
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 

@@ -13,7 +13,8 @@ from quipu.kernels.cpu import program, recording
 from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.program import Op
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, IN_EACH_CPU_FORMAT, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, IN_EACH_CPU_FORMAT
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 pytestmark = needs_kernels
 

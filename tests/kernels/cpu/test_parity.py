@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CONFIGS, make_backend
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import make_backend
 from tests.kernels.oracles import TOLERANCES, check, differences, run, run_reference, run_transformers
 from tests.kernels.sampling.test_logprobs import drawn_and_prompt
 

@@ -16,8 +16,9 @@ from quipu.kernels.cpu.cpu_backend import CpuBackend
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import CASES, CpuPath, kernels_of
 from tests.kernels.cpu.test_invariance import run_among
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, FORMATS, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, FORMATS, make_backend
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, Backend, run_chunks
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 

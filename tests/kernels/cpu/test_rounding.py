@@ -13,7 +13,8 @@ from quipu.kernels.cpu.program import Op
 from tests.kernels.cpu.cpu_backends import make_cpu_backend
 from tests.kernels.cpu.cpu_paths import PATHS, CpuPath, kernels_of
 from tests.kernels.cpu.test_fusing import logits_of
-from tests.kernels.kernel_checkpoints import CONFIGS, THOROUGH
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import THOROUGH
 
 pytestmark = pytest.mark.timeout(600)  # the first use of an emulated instruction set compiles it
 

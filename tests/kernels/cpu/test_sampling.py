@@ -19,7 +19,7 @@ from quipu.kernels.sampling.oracle import draw as oracle
 from quipu.kernels.sampling.oracle import fields_besides
 from quipu.kernels.step_types import RowSampling
 from tests.kernels.cpu.cpu_backends import needs_kernels
-from tests.kernels.kernel_checkpoints import make_batch
+from tests.kernels.step_batches import make_batch
 
 pytestmark = needs_kernels
 

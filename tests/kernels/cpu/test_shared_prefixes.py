@@ -19,8 +19,9 @@ from quipu.kernels.cpu.cpu_backend import CpuBackend
 from quipu.kernels.cpu.program import Bounds, Pass
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.cpu.cpu_paths import CASES, CpuPath, kernels_of
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, TOKENS, run_chunks
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 CHUNK = 256
 START = LENGTH - NUM_COMPARED

@@ -23,8 +23,10 @@ from quipu.kernels.cpu.recorder import Recorder
 from quipu.kernels.cpu.recording import record
 from quipu.kernels.models.families import Model
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.family_configs import VOCAB_SIZE
+from tests.kernels.kernel_checkpoints import make_backend
 from tests.kernels.reference.test_step import generate, row
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 pytestmark = needs_kernels
 

@@ -13,7 +13,7 @@ import attrs
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.models.known_entries import words
 from quipu.kernels.models.refusals import COMMON
-from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.kernels.family_configs import CONFIGS
 from tests.kernels.models.test_null_flags import flags_of
 from tests.kernels.models.test_refusals import config_of
 

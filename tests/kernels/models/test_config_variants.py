@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from quipu.kernels.models.families import find_family
-from tests.kernels.kernel_checkpoints import CONFIGS, make_backend, make_batch, make_model, prompt, scattered_blocks
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import make_backend, make_model
 from tests.kernels.models.config_variants import (
     UNVARIED,
     VARIANTS,
@@ -23,6 +24,7 @@ from tests.kernels.models.config_variants import (
     read_by,
     why_refused,
 )
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 TOKENS = prompt(110, seed=11)
 BLOCKS = scattered_blocks(7, seed=2)

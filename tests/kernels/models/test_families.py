@@ -16,8 +16,10 @@ import pytest
 import torch
 
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CONFIGS, THOROUGH, make_backend, scattered_blocks
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import THOROUGH, make_backend
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, feed_prefix, run_among, run_chunks
+from tests.kernels.step_batches import scattered_blocks
 
 MAKE: dict[str, Callable[..., Any]] = {"reference": make_backend, "cpu": make_cpu_backend}
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_backend, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, make_backend
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, feed_prefix, run_chunks
 from tests.kernels.oracles import differences, run
+from tests.kernels.step_batches import scattered_blocks
 
 QUANTIZED = [name for name, settings in CPU_FORMATS.items() if "quantization" in settings]
 

@@ -21,9 +21,10 @@ from quipu.kernels.opened_model import open_model
 from tests.kernels.adapters.peft_adapters import make_adapter
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
 from tests.kernels.cpu.test_shared_prefixes import ATTENDED, NUM_BLOCKS, assert_all_equal
-from tests.kernels.kernel_checkpoints import CPU_FORMATS, FORMATS, backend_config, make_backend, scattered_blocks
+from tests.kernels.kernel_checkpoints import CPU_FORMATS, FORMATS, backend_config, make_backend
 from tests.kernels.one_prompt import LENGTH, NUM_COMPARED, run_chunks
 from tests.kernels.oracles import TOLERANCES
+from tests.kernels.step_batches import scattered_blocks
 from tests.kernels.test_block_transfers import cache_of, move
 
 KV_B = "model.layers.0.self_attn.kv_b_proj.weight"

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from quipu.kernels.models.config import DecoderConfig
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.models.refusals import COMMON
-from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.kernels.family_configs import CONFIGS
 from tests.kernels.models.test_refusals import config_of, parse
 
 

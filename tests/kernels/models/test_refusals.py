@@ -18,7 +18,7 @@ from quipu.kernels.models.config_parts import Gemma3nConfig, HeadShape, InputCon
 from quipu.kernels.models.families import FAMILIES, find_family
 from quipu.kernels.models.rope_config import ProportionalScaling, Rope, YarnScaling
 from quipu.kernels.ops import SwigluClamp
-from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.kernels.family_configs import CONFIGS
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LONG = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "partial_rotary_factor": 0.5}

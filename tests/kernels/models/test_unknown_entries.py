@@ -18,7 +18,8 @@ from quipu.kernels.models.refusals import COMMON
 from quipu.kernels.models.text_part import WITH_TOWERS
 from quipu.kernels.opened_model import open_model
 from tests.kernels.checkpoints.quantized_files import compressed_config, scheme_of
-from tests.kernels.kernel_checkpoints import CONFIGS, backend_config
+from tests.kernels.family_configs import CONFIGS
+from tests.kernels.kernel_checkpoints import backend_config
 from tests.kernels.models.test_refusals import config_of, parse
 
 TOWERS = {

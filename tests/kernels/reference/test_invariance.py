@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-from tests.kernels.kernel_checkpoints import FORMATS, IN_EACH_FORMAT, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.kernel_checkpoints import FORMATS, IN_EACH_FORMAT, make_backend
 from tests.kernels.one_prompt import (
     LENGTH,
     NUM_COMPARED,
@@ -24,6 +24,7 @@ from tests.kernels.one_prompt import (
     run_drafted,
     run_on_copied_block,
 )
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
 

@@ -16,7 +16,7 @@ from quipu.kernels.reference.kv_slots import slots_of
 from quipu.kernels.reference.ops import ReferenceOps
 from quipu.kernels.reference.plan import Span, StepPlan
 from quipu.kernels.reference.rows import ROWS
-from tests.kernels.kernel_checkpoints import scattered_blocks
+from tests.kernels.step_batches import scattered_blocks
 
 ROW_COUNTS = [ROWS * tiles for tiles in (1, 2, 3, 5, 11, 12, 13, 19, 23, 29, 31, 40)]
 NO_TOKENS = torch.zeros(0, dtype=torch.int64)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.kernel_checkpoints import CONFIGS
+from tests.kernels.family_configs import CONFIGS
 from tests.kernels.oracles import TOLERANCES, check, differences, run_reference, run_transformers
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from quipu.kernels.batch import Drawn, Scoring
 from quipu.kernels.reference.reference_backend import ReferenceBackend
-from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.family_configs import VOCAB_SIZE
+from tests.kernels.kernel_checkpoints import make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 BLOCKS = scattered_blocks(60, seed=20)
 

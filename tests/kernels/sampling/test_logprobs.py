@@ -15,7 +15,9 @@ from quipu.kernels.backend import Backend
 from quipu.kernels.batch import Drawn, Scoring
 from quipu.kernels.sampling.logprobs import likeliest, rank, score
 from quipu.kernels.step_types import Scores
-from tests.kernels.kernel_checkpoints import FEW, VOCAB_SIZE, make_backend, make_batch, prompt, scattered_blocks
+from tests.kernels.family_configs import VOCAB_SIZE
+from tests.kernels.kernel_checkpoints import FEW, make_backend
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 
 LENGTH = 140
 NUM_TOP = 20

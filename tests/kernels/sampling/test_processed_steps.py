@@ -14,7 +14,9 @@ from quipu.kernels.batch import Drawn, Scoring, StepBatch
 from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.step_types import LogitRules
 from tests.kernels.cpu.cpu_backends import make_cpu_backend, needs_kernels
-from tests.kernels.kernel_checkpoints import VOCAB_SIZE, make_backend, make_batch, prompt
+from tests.kernels.family_configs import VOCAB_SIZE
+from tests.kernels.kernel_checkpoints import make_backend
+from tests.kernels.step_batches import make_batch, prompt
 
 MAKERS: list[Any] = [
     pytest.param(make_backend, id="reference"),

@@ -20,7 +20,7 @@ from quipu.kernels.logit_processors import LogitProcessor, Processing
 from quipu.kernels.sampling.oracle import draw
 from quipu.kernels.sampling.philox import uniform
 from quipu.kernels.step_types import LogitRules
-from tests.kernels.kernel_checkpoints import make_batch
+from tests.kernels.step_batches import make_batch
 
 LOGITS = [2.0, 0.5, 1.5, 2.0, -0.5, 1.0, 0.0, -1.0]
 Distribution = dict[Any, float]

@@ -33,7 +33,8 @@ from transformers import (
 )
 
 from quipu.kernels.transformers_runner.transformers_backend import TransformersBackend
-from tests.kernels.kernel_checkpoints import VOCAB_SIZE, backend_config
+from tests.kernels.family_configs import VOCAB_SIZE
+from tests.kernels.kernel_checkpoints import backend_config
 
 _SHARED: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

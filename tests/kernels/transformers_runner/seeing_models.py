@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from quipu.kernels.step_types import PromptImage
-from tests.kernels.kernel_checkpoints import VOCAB_SIZE
+from tests.kernels.family_configs import VOCAB_SIZE
 
 FAMILIES = ("llava", "gemma3")
 SIDE, PLACEHOLDER = 12, 300

@@ -17,7 +17,7 @@ from quipu.kernels.machine import Memory
 from quipu.kernels.step_types import PromptImage
 from quipu.kernels.transformers_runner import transformers_backend
 from quipu.kernels.transformers_runner.transformers_backend import TransformersBackend
-from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.kernels.transformers_runner.foreign_families import make_transformers_backend
 from tests.kernels.transformers_runner.seeing_models import (
     NUM_TOKENS,

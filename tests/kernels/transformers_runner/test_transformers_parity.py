@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quipu.kernels.models.families import FAMILIES
-from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.kernels.transformers_runner.foreign_families import CONFIGS, make_model, make_transformers_backend
 
 LENGTH, CHUNK, WARM = 100, 37, 64

@@ -11,7 +11,7 @@ import torch
 
 from quipu.kernels.batch import Drawn, Scoring
 from quipu.kernels.sampling.oracle import draw
-from tests.kernels.kernel_checkpoints import make_batch, prompt, scattered_blocks
+from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.kernels.transformers_runner.foreign_families import CONFIGS, make_model, make_transformers_backend
 
 BLOCKS = scattered_blocks(60, seed=20)
