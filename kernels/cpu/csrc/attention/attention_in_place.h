@@ -75,7 +75,8 @@ void score_keys(const Reads& reads, const Query* queries, PieceRows& rows) {
             some[j] = {reinterpret_cast<const T*>(reads.at(i + j)), queries + row * rows.stride,
                        rows.scores(row) + reads.parts[i + j].slot, reads.at(i + j + kTogether)};
         }
-        add_keys_in_place(some, n, rows.stride, rows.rows, rows.op.width);
+        bool are_run = n == kTogether && rows.piece.num_heads >= kTogether;
+        add_keys_in_place(some, n, are_run, rows.stride, rows.rows, rows.op.width);
     }
 }
 
