@@ -78,16 +78,12 @@ class Mirror:
             tier[key] = (parent, tuple(tokens[index * size : (index + 1) * size]))
             parent = key
 
-    def check(self, roots: Collection[bytes] | None, of_images: Collection[bytes] = ()) -> None:
-        """Assert that every key is the hash of its parent and tokens, and that chains start at `roots`, if given.
-
-        `of_images`: keys of blocks that hold a part of an image, whose digest is in the key.
-        """
+    def check(self, roots: Collection[bytes] | None) -> None:
+        """Assert that every key is the hash of its parent and tokens, and that chains start at `roots`, if given."""
         for key, (parent, tokens) in [block for tier in (self.blocks, *self.lower.values()) for block in tier.items()]:
             assert roots is None or parent not in roots
             parents = roots if parent is None else [parent]
-            keys = None if parents is None else [chain_keys(p, tokens, self.block_size)[0] for p in parents]
-            assert keys is None or key in keys or key in of_images
+            assert parents is None or key in [chain_keys(p, tokens, self.block_size)[0] for p in parents]
 
     def prefix_of(self, tokens: list[int]) -> int:
         """Return how many leading tokens would be found, starting from any chain's root."""

@@ -17,10 +17,9 @@ from quipu.actors.kv_events.event_log import BatchQueue, Event, EventBatch, Even
 from quipu.actors.messages.block_manager import Reserve
 from quipu.actors.messages.scheduler import Granted
 from quipu.actors.messages.tiers import Tier
-from quipu.actors.shared.block_keys import chain_image_keys
 from quipu.kernels.fake import Dials
 from tests.actors.engine.block_manager.proposals import Candidate, keys_of, reserve, root_of
-from tests.actors.engine.engine_bench import EngineBench, Submission, images_of
+from tests.actors.engine.engine_bench import EngineBench
 from tests.actors.engine.scheduler.test_planning_property import EngineMachine
 from tests.kv_mirror import Mirror
 
@@ -42,14 +41,16 @@ class MirroredManager(BlockManager):
         super().__init__(*args, observers=[self.events], **kwargs)
         self.mirror = Mirror(args[1])
         self.roots = roots
-        self.of_images: set[bytes] = set()
+        self.hashes_tokens_alone = True
+        """Whether no key covers an image, too."""
         self.last: list[dict[str, Any]] = []
 
     def grant(self, proposal: Reserve, now: float = 0.0) -> Granted:
         granted = super().grant(proposal, now)
         self.last = on_the_wire(self.events.take())
         self.mirror.apply(self.last)
-        self.mirror.check(self.roots, self.of_images)
+        if self.hashes_tokens_alone:
+            self.mirror.check(self.roots)
         assert set(self.mirror.blocks) == self.pool.state().committed_keys(), "the events and the index differ"
         return granted
 
@@ -76,14 +77,7 @@ class MirroredBench(EngineBench):
             max_pinned_share=max_pinned_share,
             roots=tuple(root_of(domain, limits.block_size) for domain in "ab"),
         )
-
-    def submit(self, prompt: list[int], max_tokens: int, **options: Any) -> list[Submission]:
-        size, images = self.limits.block_size, images_of(prompt, self.limits.whole_image_tokens)
-        for root in self.manager.roots:
-            for at, key in enumerate(chain_image_keys(root, prompt, size, images, 0)):
-                if any(image.start < (at + 1) * size and image.end > at * size for image in images):
-                    self.manager.of_images.add(key)
-        return super().submit(prompt, max_tokens, **options)
+        self.manager.hashes_tokens_alone = not limits.whole_image_tokens
 
 
 class MirroredMachine(EngineMachine):
