@@ -41,7 +41,8 @@ MAX_SUMMARY_TOKENS = 4096
 LEAST_SUMMARY_TOKENS = 64
 """A history that leaves less room in the context is too long."""
 MAX_KEPT_BYTES = 1 << 18
-"""Of user messages, in UTF-8; at most half as many as the context has tokens, each of which has at least one byte."""
+"""Of user messages, in UTF-8; at most half as many as the context has tokens, each of which has at least one byte. Of
+their images, as many again; they count as their tokens in the context."""
 INSTRUCTION = (
     "Summarize our conversation: the summary will replace it. Keep what is needed to continue: what I want, decisions "
     "and constraints, what was done and found (names, paths, numbers, results of tools), and what is still open. "
@@ -50,6 +51,7 @@ INSTRUCTION = (
 _SWITCH = "enable_thinking"
 _REASONING = ("chat_template_kwargs", _SWITCH, "reasoning")
 """Fields that say whether the model is to reason. Without one of them it is not, if it can be told."""
+_IMAGE = "input_image"
 Item = dict[str, Any]
 
 
@@ -96,7 +98,8 @@ async def kept_messages(
     """Return the newest user messages of a history that has been read: `items`, and then the `value` of an input."""
     if type(value) is str:
         value = [{"role": "user", "content": value}]
-    left = min(MAX_KEPT_BYTES, info.max_model_len // 2)
+    left, left_of_images = min(MAX_KEPT_BYTES, info.max_model_len // 2), MAX_KEPT_BYTES
+    tokens_of_image = 0 if info.images is None else info.images.num_tokens
     kept: list[Item] = []
     history = (*items, *(value or ()))
     for number in range(len(history) - 1, -1, -1):
@@ -104,16 +107,25 @@ async def kept_messages(
         item = history[number]
         if item.get("role") != "user" or item.get("type") not in (None, "message"):
             continue
-        texts = [item["content"]] if type(item["content"]) is str else [part["text"] for part in item["content"]]
-        left -= _num_bytes(texts, left)
-        if left < 0:
+        parts = [{"text": item["content"]}] if type(item["content"]) is str else item["content"]
+        urls = [part["image_url"] for part in parts if part.get("type") == _IMAGE]
+        left -= tokens_of_image * len(urls)
+        left -= _num_bytes((part["text"] for part in parts if part.get("type") != _IMAGE), left)
+        left_of_images -= sum(map(len, urls))
+        if left < 0 or left_of_images < 0:
             break
         item_id = item.get("id")
         if type(item_id) is not str or not is_stored_id(item_id):
             item_id = f"msg_{request_id}_{number}"
-        content = [{"type": "input_text", "text": text} for text in texts]
+        content = [_kept_part(part) for part in parts]
         kept.append({"id": item_id, "type": "message", "status": "completed", "role": "user", "content": content})
     return kept[::-1]
+
+
+def _kept_part(part: Item) -> Item:
+    if part.get("type") == _IMAGE:
+        return {"type": _IMAGE, "image_url": part["image_url"], "detail": "auto"}
+    return {"type": "input_text", "text": part["text"]}
 
 
 def _num_bytes(texts: Iterable[str], limit: int) -> int:
@@ -152,6 +164,8 @@ class CompactionReply(Reply):
             "object": "response.compaction",
             "created_at": self._created_at,
             "output": [],
-            "usage": response_usage(openai_usage(record, with_tiers=self.wanted.delivery.with_tiers)),
+            "usage": response_usage(
+                openai_usage(record, with_tiers=self.wanted.delivery.with_tiers, image_tokens=self.wanted.image_tokens)
+            ),
         }
         return with_items(body, (*self._kept, item))

@@ -69,21 +69,21 @@ class ResponseVersions:
         # The client's types have a fixed list of codes that lacks ours.
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
         told = {"code": code, "message": error.message, "type": error.error_type, "param": error.param}
-        return self.body("failed", usage=_known_usage(known), error=told)
+        return self.body("failed", usage=_known_usage(known, self.wanted.image_tokens), error=told)
 
     def cancelled(self, record: UsageRecord) -> dict[str, Any]:
         """Return the last version of a response that its client has cancelled."""
-        return self.body("cancelled", usage=_known_usage(record))
+        return self.body("cancelled", usage=_known_usage(record, self.wanted.image_tokens))
 
 
-def _known_usage(known: UsageRecord | Tally) -> dict[str, Any] | None:
+def _known_usage(known: UsageRecord | Tally, image_tokens: int | None) -> dict[str, Any] | None:
     """Return the usage of what was not served; None if nothing was counted, as clients' types require numbers."""
     if known.prompt_tokens is None:
         return None
     if isinstance(known, Tally):
-        usage = tallied_usage(known, with_tiers=False)
+        usage = tallied_usage(known, with_tiers=False, image_tokens=image_tokens)
     else:
-        usage = openai_usage(known, with_tiers=False)
+        usage = openai_usage(known, with_tiers=False, image_tokens=image_tokens)
     return None if usage is None else response_usage(usage)
 
 

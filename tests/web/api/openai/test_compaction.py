@@ -10,9 +10,10 @@ import pytest
 from openai.types.responses import ResponseCompactionItem
 
 from quipu.actors.messages.handler import Closed, Delta
+from quipu.actors.messages.images import ImageFormat
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.output import OutputFormat
-from quipu.web.api.openai.compaction import INSTRUCTION, LEAST_SUMMARY_TOKENS, MAX_SUMMARY_TOKENS
+from quipu.web.api.openai.compaction import INSTRUCTION, LEAST_SUMMARY_TOKENS, MAX_KEPT_BYTES, MAX_SUMMARY_TOKENS
 from quipu.web.api.openai.responses_input import SUMMARY
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
@@ -130,6 +131,33 @@ async def test_oldest_messages_are_left_out() -> None:
     for context, texts in ((32, ["ä" * 4, "b" * 8, ""]), (31, ["b" * 8, ""]), (38, ["old", "ä" * 4, "b" * 8, ""])):
         _, answer = await Client(make_app(desk_of(context))).post(COMPACT, {"model": "tiny", "input": turns})
         assert [message["content"][0]["text"] for message in answer["output"][:-1]] == texts
+
+
+async def test_images_are_kept_with_their_message() -> None:
+    """A message with images is kept whole like any other: each counts as its tokens, and its data is bounded too."""
+    images = ImageFormat(placeholder=9, num_tokens=8, shorter_side=None, height=4, width=4, resample=3)
+    shown = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    turns = [
+        {"role": "user", "content": "old"},
+        {"role": "user", "content": [{"type": "input_text", "text": "b"}, shown]},
+        {"role": "user", "content": [{**shown, "detail": "low"}]},
+    ]
+    wanted = [["old"], ["b", shown["image_url"]], [shown["image_url"]]]
+    for context, start in ((40, 0), (38, 1), (16, 2), (14, 3)):
+        desk = desk_of(context)
+        desk.info = attrs.evolve(desk.info, images=images)
+        app = make_app(desk)
+        _, answer = await Client(app).post(COMPACT, {"model": "tiny", "input": turns})
+        *kept, _ = answer["output"]
+        told = [[part.get("text", part.get("image_url")) for part in message["content"]] for message in kept]
+        assert told == wanted[start:], context
+        assert answer["usage"]["input_tokens_details"]["image_tokens"] == 16
+        exchange, answer = await Client(app).post(PATH, {"model": "tiny", "input": kept or "again"})
+        assert exchange.status == 200, answer
+    large = {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * MAX_KEPT_BYTES}"}
+    body = {"model": "tiny", "input": [*turns, {"role": "user", "content": [large]}]}
+    _, answer = await Client(app).post(COMPACT, body)
+    assert [item["type"] for item in answer["output"]] == ["compaction"]
 
 
 BROKEN = {

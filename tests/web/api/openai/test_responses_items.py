@@ -185,6 +185,13 @@ async def test_failed_response_lists_its_items() -> None:
     assert not any(event["type"] == "response.function_call_arguments.done" for event in events)
 
 
+async def test_failed_response_counts_its_images() -> None:
+    """The usage of a response that fails says how many of its tokens are images', as any other does."""
+    for events in ([STARTED, BROKEN], [STARTED, *deltas(*SOME_CALL[:-2]), BROKEN]):
+        told = (await streamed_events(events, image_tokens=16))[-1]["response"]["usage"]
+        assert told["input_tokens_details"]["image_tokens"] == 16
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
