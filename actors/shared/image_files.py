@@ -18,7 +18,11 @@ from .checkpoint import CheckpointError, read_json
 
 EYES = frozenset({"transformers", "fake"})
 """Executors that read images; the fake one does not look at them."""
-_FILES = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR, _IMAGE_PROCESSOR = "processor_config.json", "preprocessor_config.json"
+_STEPS = frozenset(
+    f"do_{step}" for step in ("resize", "center_crop", "pad", "rescale", "normalize", "convert_rgb", "pan_and_scan")
+)
+"""What the readers here, and the executor's, know of what is done to an image."""
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 """Features beside those of patches, by the type of `vision_config`."""
 _RESAMPLE = range(6)
@@ -50,7 +54,7 @@ def check_room(wanted: ImageFormat | None, max_num_batched_tokens: int, max_num_
 def _reader_for(folder: Path) -> Callable[[Path, dict[str, Any]], ImageFormat] | None:
     path = folder / "config.json"
     listed = read_json(path).get("architectures") if path.exists() else None
-    return _READERS.get(listed[0]) if isinstance(listed, list) and len(listed) == 1 else None
+    return _READERS.get(str(listed[0])) if isinstance(listed, list) and len(listed) == 1 else None
 
 
 # ---------------------------------------------------------------- LLaVA
@@ -63,22 +67,27 @@ def _read_llava(folder: Path, config: dict[str, Any]) -> ImageFormat:
         raise CheckpointError(f"config.json: vision_feature_select_strategy {str(strategy)[:80]!r} is not supported")
     num_tokens = tower.num_patches**2 + _CLASS_TOKENS[tower.kind] - (strategy == "default")
     placeholder = _placeholder(config)
-    return ImageFormat(placeholder, num_tokens, *_cropped_sizes(_read_processor(folder), tower.side))
+    return ImageFormat(placeholder, num_tokens, *_llava_sizes(_read_processor(folder), tower.side))
 
 
-def _cropped_sizes(entries: dict[str, Any], side: int) -> tuple[int, int, int, int]:
+def _llava_sizes(entries: dict[str, Any], side: int) -> tuple[int | None, int, int, int]:
     """Return the shorter side, height, width and filter."""
-    file = _FILES[0]
-    if entries.get("do_pad") or not entries.get("do_resize", True) or not entries.get("do_center_crop", True):
-        raise CheckpointError(f"{file}: only do_resize and do_center_crop are supported, without do_pad")
+    # SigLIP's processor, with which some towers are published, cuts nothing out unless it is told to.
+    does_crop = entries.get("do_center_crop", not str(entries.get("image_processor_type")).startswith("Siglip"))
+    if entries.get("do_pad") or not entries.get("do_resize", True):
+        raise CheckpointError(f"{_IMAGE_PROCESSOR}: do_resize must be true, and do_pad is not supported")
     size, crop = entries.get("size"), entries.get("crop_size")
+    is_scaled_whole = size == {"height": side, "width": side}
     shorter = size.get("shortest_edge") if isinstance(size, dict) else size
-    height, width = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
-    if type(shorter) is not int or shorter < side or height != side or width != side:
+    if not is_scaled_whole and (type(shorter) is not int or shorter < side or not does_crop):
         raise CheckpointError(
-            f"{file}: crop_size must be the {side} pixels of vision_config.image_size, and size.shortest_edge no less"
+            f"{_IMAGE_PROCESSOR}: size must be the {side} x {side} pixels of vision_config.image_size, or its "
+            f"shortest_edge no less than {side}, with do_center_crop"
         )
-    return shorter, side, side, _filter(entries, _BICUBIC)
+    height, width = (crop.get("height"), crop.get("width")) if isinstance(crop, dict) else (crop, crop)
+    if does_crop and (height != side or width != side):
+        raise CheckpointError(f"{_IMAGE_PROCESSOR}: crop_size must be the {side} pixels of vision_config.image_size")
+    return None if is_scaled_whole else shorter, side, side, _filter(entries, _BICUBIC)
 
 
 # ---------------------------------------------------------------- Gemma 3
@@ -94,16 +103,18 @@ def _read_gemma3(folder: Path, config: dict[str, Any]) -> ImageFormat:
             f"config.json: mm_tokens_per_image {num_tokens} does not divide {tower.num_patches} x {tower.num_patches} "
             f"patches into squares"
         )
-    path = folder / _FILES[1]
+    path = folder / _PROCESSOR
     told = read_json(path).get("image_seq_length", num_tokens) if path.exists() else num_tokens
     if told != num_tokens:
-        raise CheckpointError(f"{_FILES[1]}: image_seq_length {str(told)[:80]!r} is not mm_tokens_per_image")
+        raise CheckpointError(f"{_PROCESSOR}: image_seq_length {str(told)[:80]!r} is not mm_tokens_per_image")
     entries = _read_processor(folder)
     for name in ("do_pan_and_scan", "do_pad", "do_center_crop"):
         if entries.get(name):
-            raise CheckpointError(f"{_FILES[0]}: {name} is not supported")
+            raise CheckpointError(f"{_IMAGE_PROCESSOR}: {name} is not supported")
     if not entries.get("do_resize", True) or entries.get("size") != {"height": tower.side, "width": tower.side}:
-        raise CheckpointError(f"{_FILES[0]}: do_resize must be true, and size {tower.side} x {tower.side} pixels")
+        raise CheckpointError(
+            f"{_IMAGE_PROCESSOR}: do_resize must be true, and size {tower.side} x {tower.side} pixels"
+        )
     return ImageFormat(
         placeholder=_placeholder(config),
         num_tokens=num_tokens,
@@ -140,24 +151,30 @@ class _Tower:
 
     @classmethod
     def read(cls, config: dict[str, Any], supported: Collection[str]) -> _Tower:
-        vision = config.get("vision_config") or {}
-        kind = vision.get("model_type")
+        found = config.get("vision_config")
+        vision: dict[str, Any] = found if isinstance(found, dict) else {}
+        kind = str(vision.get("model_type"))
         if kind not in supported:
-            raise CheckpointError(f"config.json: vision_config.model_type {str(kind)[:80]!r} is not supported")
+            raise CheckpointError(f"config.json: vision_config.model_type {kind[:80]!r} is not supported")
         side, patch = (
             _positive(vision, name, f"config.json: vision_config.{name}") for name in ("image_size", "patch_size")
         )
-        return cls(str(kind), side, side // patch)
+        if patch > side:
+            raise CheckpointError(f"config.json: vision_config.patch_size {patch} is more than image_size {side}")
+        return cls(kind, side, side // patch)
 
 
 def _read_processor(folder: Path) -> dict[str, Any]:
-    for name in _FILES:
-        if (folder / name).exists():
-            entries = read_json(folder / name)
-            found = entries.get("image_processor", entries if name == _FILES[0] else None)
-            if isinstance(found, dict):
-                return found
-    raise CheckpointError(f"the model reads images, but its checkpoint has no {_FILES[0]}")
+    """Return the entries about images, found where transformers finds them. Raises CheckpointError."""
+    processor, path = folder / _PROCESSOR, folder / _IMAGE_PROCESSOR
+    entries = read_json(processor).get("image_processor") if processor.exists() else None
+    if not isinstance(entries, dict):
+        if not path.exists():
+            raise CheckpointError(f"the model reads images, but its checkpoint has no {_IMAGE_PROCESSOR}")
+        entries = read_json(path)
+    if other := sorted(name for name in entries if name.startswith("do_") and entries[name] and name not in _STEPS):
+        raise CheckpointError(f"{_IMAGE_PROCESSOR}: {other[0][:80]} is not supported")
+    return entries
 
 
 def _placeholder(config: dict[str, Any]) -> int:
@@ -170,7 +187,7 @@ def _placeholder(config: dict[str, Any]) -> int:
 def _filter(entries: dict[str, Any], default: int) -> int:
     resample = entries.get("resample", default)
     if resample not in _RESAMPLE:
-        raise CheckpointError(f"{_FILES[0]}: resample {str(resample)[:80]!r} is not supported")
+        raise CheckpointError(f"{_IMAGE_PROCESSOR}: resample {str(resample)[:80]!r} is not supported")
     return int(resample)
 
 

@@ -18,9 +18,12 @@ import json
 import signal
 import struct
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..fleet.processes.child import become_child
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MEMORY_BYTES = 1 << 30
 """Address space of one process: several times the largest image."""
@@ -30,6 +33,10 @@ PIXELS = b"\1"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_RATIO = 20
 """Of the longer side to the shorter one: scaling makes the shorter one as long as the model wants it."""
+
+
+ORIENTATION = 0x0112
+"""EXIF's number of the entry."""
 
 
 class _Refused(ValueError):
@@ -77,11 +84,12 @@ def decode(data: bytes, settings: dict[str, Any]) -> bytes:
             raise _Refused(f"it has {width} x {height} pixels, and no more than {settings['max_pixels']} are allowed")
         if max(width, height) > MAX_RATIO * min(width, height):
             raise _Refused(f"one side is more than {MAX_RATIO} times as long as the other")
-        rgb = image.convert("RGB")
+        rgb = _upright(image.convert("RGB"), _orientation(image))
     except (_Refused, MemoryError):
         raise
     except Exception as error:  # decoders raise anything for a damaged file
         raise _Refused(f"not a PNG, JPEG, WebP or GIF image that can be decoded ({type(error).__name__})") from None
+    width, height = rgb.size
     shorter, target_height, target_width = (settings[name] for name in ("shorter_side", "height", "width"))
     sizes = (target_width, target_height)
     if shorter is not None:
@@ -92,6 +100,31 @@ def decode(data: bytes, settings: dict[str, Any]) -> bytes:
     left, top = (sizes[0] - target_width) // 2, (sizes[1] - target_height) // 2
     pixels: bytes = rgb.crop((left, top, left + target_width, top + target_height)).tobytes()
     return pixels
+
+
+def _orientation(image: Image) -> int:
+    """Return how a camera was held (EXIF 2.3, 4.6.4 A, Orientation): 1 is upright."""
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # what is damaged beside the pixels says nothing about them
+        return 1
+
+
+def _upright(image: Image, orientation: int) -> Image:
+    """Return an image as it is to be seen, as transformers' `load_image` does."""
+    from PIL.Image import Transpose
+
+    ways = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    way = ways.get(orientation)
+    return image if way is None else image.transpose(way)
 
 
 if __name__ == "__main__":

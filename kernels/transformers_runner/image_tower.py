@@ -21,7 +21,7 @@ from ..step_types import PromptImage
 
 MOST_HELD = 16
 """Images whose features are held: those of long prompts are computed in several passes."""
-_FILES = ("preprocessor_config.json", "processor_config.json")
+_PROCESSOR, _IMAGE_PROCESSOR = "processor_config.json", "preprocessor_config.json"
 
 
 @attrs.frozen
@@ -51,14 +51,16 @@ def _three(entries: dict[str, Any], name: str) -> list[float]:
 
 
 def read_image_processor(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint says about its images. Raises ValueError if there is nothing."""
-    for name in _FILES:
-        if (folder / name).exists():
-            entries = json.loads((folder / name).read_text(encoding="utf-8"))
-            entries = entries.get("image_processor", entries if name == _FILES[0] else None)
-            if isinstance(entries, dict):
-                return entries
-    raise ValueError(f"the checkpoint reads images, but has no {_FILES[0]}")
+    """Return what a checkpoint says about its images, which transformers too seeks in this order.
+
+    Raises ValueError if there is nothing.
+    """
+    paths = folder / _PROCESSOR, folder / _IMAGE_PROCESSOR
+    whole, own = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in paths)
+    entries = whole.get("image_processor") or own
+    if not isinstance(entries, dict) or not entries:
+        raise ValueError(f"the checkpoint reads images, but has no {_IMAGE_PROCESSOR}")
+    return entries
 
 
 @attrs.frozen

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlavaImageProcessorPil
 
 from quipu.actors.messages.images import ImageFormat, ImageTexts
 from quipu.actors.shared.checkpoint import CheckpointError
@@ -38,10 +39,42 @@ def test_llava(tmp_path: Path) -> None:
     assert read(tmp_path, {"architectures": ["LlamaForCausalLM"]}, None) is None
 
 
+def test_siglip(tmp_path: Path) -> None:
+    """A SigLIP tower's own processor scales both sides and cuts nothing out, unless it is told to."""
+    vision = {**CONFIG["vision_config"], "model_type": "siglip_vision_model"}
+    config = {**CONFIG, "vision_config": vision, "vision_feature_select_strategy": "full"}
+    processor = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 336, "width": 336}}
+    scaled = ImageFormat(32000, 576, None, 336, 336, 3)
+    assert read(tmp_path, config, processor) == scaled
+    crop = {"do_center_crop": True, "crop_size": {"height": 336, "width": 336}}
+    assert read(tmp_path, config, {**processor, **crop}) == scaled
+    for changes in (
+        {"do_center_crop": True},
+        {"size": {"shortest_edge": 336}},
+        {"size": {"height": 336, "width": 300}},
+    ):
+        with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: (crop_)?size"):
+            read(tmp_path, config, {**processor, **changes})
+
+
+def test_processor_within_another(tmp_path: Path) -> None:
+    """What a whole processor's file says of images precedes what is left in a file of their own, as in transformers."""
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": {**PROCESSOR, "resample": 2}}))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert read(tmp_path, CONFIG, None) == read(tmp_path, CONFIG) == ImageFormat(32000, 576, 336, 336, 336, 2)
+    assert LlavaImageProcessorPil.from_pretrained(tmp_path).resample == 2
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": None}))
+    assert read(tmp_path, CONFIG) == ImageFormat(32000, 576, 336, 336, 336, 3)
+
+
 @pytest.mark.parametrize(
     ("config", "processor", "named"),
     [
         ({"vision_config": {"model_type": "pixtral"}}, PROCESSOR, "model_type 'pixtral'"),
+        ({"vision_config": "clip_vision_model"}, PROCESSOR, "vision_config.model_type"),
+        ({"vision_config": {"model_type": ["clip_vision_model"]}}, PROCESSOR, "vision_config.model_type"),
+        ({"vision_config": {**CONFIG["vision_config"], "patch_size": 337}}, PROCESSOR, "patch_size 337"),
+        ({}, {**PROCESSOR, "do_flip_channel_order": True}, "do_flip_channel_order"),
         ({"vision_config": {"model_type": "clip_vision_model", "image_size": 336}}, PROCESSOR, "patch_size"),
         ({"vision_feature_select_strategy": "half"}, PROCESSOR, "vision_feature_select_strategy"),
         ({"image_token_index": "<image>"}, PROCESSOR, "image_token_index"),

@@ -13,11 +13,12 @@ import trio
 import trio.testing
 from PIL import Image
 from transformers import Gemma3ImageProcessorPil, LlavaImageProcessorPil
+from transformers.image_utils import load_image
 
 from quipu.actors.messages.images import EncodedImage, ImageFormat
 from quipu.actors.text_workers import image_pool
 from quipu.actors.text_workers.image_pool import ImagePool
-from quipu.actors.text_workers.image_worker import LENGTH, PIXELS, decode
+from quipu.actors.text_workers.image_worker import LENGTH, ORIENTATION, PIXELS, decode
 from quipu.actors.tokenizer.encoding_errors import ImageRefused
 
 FORMAT = ImageFormat(placeholder=9, num_tokens=4, shorter_side=24, height=20, width=20, resample=3)
@@ -56,6 +57,25 @@ def test_pixels_without_proportions(size: tuple[int, int]) -> None:
     theirs = processor(opened, return_tensors="np")["pixel_values"][0]
     ours = decode(image.data.encode(), {**SETTINGS, "shorter_side": None, "resample": 2})
     assert ours == theirs.transpose(1, 2, 0).astype("uint8").tobytes()
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+def test_held_camera(orientation: int, kind: str) -> None:
+    """A photo is read as it is seen, however the camera was held, as transformers reads it."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    image = encoded(draw(40, 27), kind, exif=exif)
+    seen = load_image(image.data)
+    assert (seen.size == (27, 40)) == (orientation in range(5, 9))
+    settings = {**SETTINGS, "shorter_side": 24}
+    assert decode(image.data.encode(), settings) == decode(encoded(seen, "png").data.encode(), settings)
+
+
+def test_damaged_orientation() -> None:
+    """Damaged entries beside the pixels do not keep an image from being read."""
+    plain, damaged = encoded(draw(20, 20), "png"), encoded(draw(20, 20), "png", exif=b"Exif\0\0MM??\xff\xff\xff\xff")
+    assert decode(damaged.data.encode(), SETTINGS) == decode(plain.data.encode(), SETTINGS)
 
 
 async def test_pool(monkeypatch: pytest.MonkeyPatch) -> None:

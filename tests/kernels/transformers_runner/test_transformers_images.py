@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, LlavaImageProcessorPil
 
 from quipu.actors.shared.whole_images import whole_chunk
 from quipu.kernels.backend import KVMemory
@@ -16,6 +17,7 @@ from quipu.kernels.batch import ImageTokens, StepBatch
 from quipu.kernels.machine import Memory
 from quipu.kernels.step_types import PromptImage
 from quipu.kernels.transformers_runner import transformers_backend
+from quipu.kernels.transformers_runner.image_tower import Normalization
 from quipu.kernels.transformers_runner.transformers_backend import TransformersBackend
 from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
 from tests.kernels.transformers_runner.foreign_families import make_transformers_backend
@@ -74,6 +76,19 @@ def logits_of_their_own(seeing: Seeing, tokens: list[int], images: Sequence[Prom
     told = told_of_images(seeing.family, tokens) if images else {}
     logits: torch.Tensor = model(torch.tensor([tokens]), pixel_values=pixels, **told).logits[0]
     return logits
+
+
+def test_normalization(tmp_path: Path) -> None:
+    """How pixels become numbers is read where transformers reads it, also if both of its files say so."""
+    own = {"image_mean": [0.1, 0.2, 0.3], "image_std": [1.0, 1.0, 1.0]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(own))
+    assert Normalization.read(tmp_path).mean == own["image_mean"]
+    whole = {"image_processor": {**own, "image_mean": [0.4, 0.5, 0.6]}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(whole))
+    theirs = LlavaImageProcessorPil.from_pretrained(tmp_path)
+    assert Normalization.read(tmp_path).mean == list(theirs.image_mean) == [0.4, 0.5, 0.6]
+    (tmp_path / "processor_config.json").write_text("{}")
+    assert Normalization.read(tmp_path).mean == own["image_mean"]
 
 
 def chunk(
