@@ -77,7 +77,7 @@ def serve_quipu(model: str, port: int, format_flags: Sequence[str] = ()) -> list
         "off",  # random weights repeat themselves, and the peers guess nothing
         *format_flags,
     ]
-    return ["-m", "quipu.web.cli.cli", "serve", model, *flags, "--data-dir", str(HOME / "quipu-data")]
+    return ["-m", "quipu.web.cli.cli", "serve", model, *flags]
 
 
 def serve_vllm(model: str, port: int) -> list[str]:
@@ -152,11 +152,13 @@ class Server:
     """A running server."""
 
     def __init__(self, peer: Peer, model: Path, log: Path) -> None:
-        """Start the server; `wait` until it responds."""
+        """Start the server; `wait` until it responds. Quipu keeps its data next to the log: no two servers can share it."""
         self.peer = peer
         self.port = free_port()
         self._log = log
         command = [str(peer.python), *peer.command(str(model), self.port)]
+        if peer.name == "quipu":
+            command += ["--data-dir", str(log.with_suffix(".data"))]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,

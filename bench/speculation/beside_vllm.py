@@ -43,13 +43,12 @@ class Beside:
     """Tokens a second with drafts, divided by those without: the median of rounds."""
 
 
-def pairs_of(data: str) -> dict[str, tuple[Peer, Peer]]:
-    """Return each server without drafts and with them. `data`: a folder for ours."""
+def pairs() -> dict[str, tuple[Peer, Peer]]:
+    """Return each server without drafts and with them."""
 
     def ours(speculative: str) -> Peer:
         flags = ("--speculative", speculative, "--speculative-costs", COSTS, "--executor", "cpu")
-        own = ("--data-dir", f"{data}/{speculative}")
-        return attrs.evolve(BY_NAME["quipu"], command=lambda *where: [*serve_quipu(*where), *flags, *own])
+        return attrs.evolve(BY_NAME["quipu"], command=lambda *where: [*serve_quipu(*where), *flags])
 
     def theirs(*flags: str) -> Peer:
         vllm = BY_NAME["vllm"]
@@ -67,7 +66,7 @@ def compare(names: Iterable[str], num_cases: int, num_rounds: int, servers: Sequ
     for server in servers:
         with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
             running = []
-            for at, peer in enumerate(pairs_of(made)[server]):
+            for at, peer in enumerate(pairs()[server]):
                 if not peer.is_installed():
                     raise PeerFailed(f"{server} is not installed: {peer.install}")
                 running.append(Server(peer, DEMO, Path(made) / f"{at}.log"))

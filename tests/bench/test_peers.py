@@ -244,10 +244,22 @@ def test_dead_server(tmp_path: Path) -> None:
     server.stop()
 
 
+def test_each_server_has_data_of_its_own(tmp_path: Path) -> None:
+    """Servers that run at the same time share no data folder, which the first would lock."""
+    peer = attrs.evolve(PEERS[0], command=lambda *_: ["-c", "import sys; sys.exit(sys.argv[-1])"])
+    folders = set()
+    for name in ("one", "other"):
+        server = Server(peer, TINY, tmp_path / f"{name}.log")
+        with pytest.raises(PeerFailed, match=str(tmp_path)) as failed:
+            server.wait()
+        folders.add(str(failed.value).split()[-1])
+    assert len(folders) == 2
+
+
 @pytest.mark.slow
 def test_paused_server(tmp_path: Path) -> None:
     """A paused server does not respond until it is resumed; `stop` ends it."""
-    flags = ["--executor", "fake", "--log-level", "warning", "--data-dir", str(tmp_path), "--served-model-name", "m"]
+    flags = ["--executor", "fake", "--log-level", "warning", "--served-model-name", "m"]
     peer = attrs.evolve(
         PEERS[0], command=lambda model, port: ["-m", "quipu.web.cli.cli", "serve", model, "--port", str(port), *flags]
     )
