@@ -63,6 +63,20 @@ class StepBatch:
     images: Sequence[ImageTokens] = ()
     """Tokens that stand for images. Only for backends that read images."""
 
+    def inputs(self, last_drawn: Sequence[int | None]) -> list[int]:
+        """Return the input ids, those of carried rows too. `last_drawn`: the last token of each slot.
+
+        Raises ValueError for a carried row without a drawn token, or with several tokens.
+        """
+        token_ids = list(self.token_ids)
+        for row, carried in enumerate(self.carried):
+            if carried:
+                start, drawn = self.query_start[row], last_drawn[self.slots[row]]
+                if drawn is None or self.query_start[row + 1] - start != 1:
+                    raise ValueError(f"row {row} carries slot {self.slots[row]}, which has no single token to carry")
+                token_ids[start] = drawn
+        return token_ids
+
 
 @attrs.frozen(eq=False)
 class ImageTokens:

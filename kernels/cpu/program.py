@@ -140,18 +140,11 @@ class Pass:
         num_threads: int,
         adapters: RowAdapters | None = None,
     ) -> None:
-        """Raise ValueError for a carried row without a sampled token or with several tokens, and for anything out of
-        bounds."""
+        """Raise ValueError as `StepBatch.inputs`, and for anything out of bounds."""
         self._bounds = bounds
-        token_ids = _column(batch.token_ids)
+        token_ids = _column(batch.inputs(last_drawn))
         query_start, first_position = _column(batch.query_start), _column(batch.positions)
         lengths = np.diff(query_start)
-        for row in range(len(batch.carried)):
-            if batch.carried[row]:
-                drawn = last_drawn[batch.slots[row]]
-                if drawn is None or lengths[row] != 1:
-                    raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no single token to carry")
-                token_ids[batch.query_start[row]] = drawn
         positions = np.arange(len(token_ids), dtype=np.int64) + np.repeat(first_position - query_start[:-1], lengths)
         tables = np.fromiter(chain.from_iterable(batch.block_tables), np.int64)
         table_start = _column([0, *accumulate(map(len, batch.block_tables))])

@@ -38,20 +38,15 @@ class StepPlan:
 
 
 def make_plan(batch: StepBatch, last_drawn: list[int | None], block_size: int) -> StepPlan:
-    """Lay out a batch. Raises ValueError for a carried row without a drawn token, or with several tokens."""
+    """Lay out a batch. Raises ValueError as `StepBatch.inputs`."""
     num_tokens = len(batch.token_ids)
     token_ids_N = torch.zeros(round_up(num_tokens, ROWS), dtype=torch.int64)
-    token_ids_N[:num_tokens] = torch.tensor(batch.token_ids, dtype=torch.int64)
+    token_ids_N[:num_tokens] = torch.tensor(batch.inputs(last_drawn), dtype=torch.int64)
     positions_N = torch.zeros_like(token_ids_N)
     blocks_n = torch.empty(num_tokens, dtype=torch.int64)
     spans = []
     for row, position in enumerate(batch.positions):
         start, end = batch.query_start[row], batch.query_start[row + 1]
-        if batch.carried[row]:
-            drawn = last_drawn[batch.slots[row]]
-            if drawn is None or end - start != 1:
-                raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no single token to carry")
-            token_ids_N[start] = drawn
         positions_n = torch.arange(position, position + end - start)
         blocks = torch.tensor(batch.block_tables[row], dtype=torch.int64)
         positions_N[start:end] = positions_n

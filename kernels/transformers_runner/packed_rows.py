@@ -64,19 +64,12 @@ class PackedRows:
     ) -> None:
         """`whole_images`: a token of an image sees all of the image's tokens, which are there.
 
-        Raises ValueError for a carried row without a drawn token, or with several tokens, and for a row that ends
-        within a whole image.
+        Raises ValueError as `StepBatch.inputs`, and for a row that ends within a whole image.
         """
-        token_ids = list(batch.token_ids)
         positions: list[int] = []
         self._rows: list[_Row] = []
         for row, position in enumerate(batch.positions):
             start, end = batch.query_start[row], batch.query_start[row + 1]
-            if batch.carried[row]:
-                drawn = last_drawn[batch.slots[row]]
-                if drawn is None or end - start != 1:
-                    raise ValueError(f"row {row} carries slot {batch.slots[row]}, which has no single token to carry")
-                token_ids[start] = drawn
             positions += range(position, position + end - start)
             self._rows.append(_Row(start, end - start, position, batch.block_tables[row]))
         written = [
@@ -84,7 +77,7 @@ class PackedRows:
         ]
         self._size, self._device = block_size, device
         self._reads: dict[int | None, list[Reads]] = {}
-        self.token_ids_1N = self._tensor([token_ids])
+        self.token_ids_1N = self._tensor([batch.inputs(last_drawn)])
         self.positions_1N = self._tensor([positions])
         self.blocks_N = self._tensor(written)
         """The block to which each token's keys and values are written..."""
