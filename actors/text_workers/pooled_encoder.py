@@ -24,7 +24,7 @@ from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, PromptText, Tex
 from ..messages.tokenizer import Encode, ReadPrompt
 from ..shared.token_decoding import Decoding
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
-from ..tokenizer.context_length import TOO_LONG, output_budget
+from ..tokenizer.context_length import TOO_LONG, PromptLimit, output_budget
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens
 from ..tokenizer.infill import encode_infill, no_infill
 from ..tokenizer.outlines import outline_of, part_ends
@@ -107,20 +107,19 @@ class PooledEncoder:
         self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int, *, outlines: bool
     ) -> EncodedPrompt | RequestError:
         """Encode one prompt, and shorten it if its client wants that."""
-        max_length = options.max_length(max_model_len)
-        encoded = await self._encode_whole(prompt, options, slot, max_length, outlines=outlines)
-        if max_length != max_model_len and isinstance(encoded, RequestError):
+        encoded = await self._encode_whole(prompt, options, slot, options.limit(max_model_len), outlines=outlines)
+        if options.truncation is not None and isinstance(encoded, RequestError):
             return _longer_than_read(encoded, options.prompt_param)
         if options.truncation is None or isinstance(encoded, RequestError) or not isinstance(prompt, ChatPrompt):
             return encoded
         return shortened_chat(encoded, options.truncation)
 
     async def _encode_whole(
-        self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int, *, outlines: bool
+        self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, limit: PromptLimit, *, outlines: bool
     ) -> EncodedPrompt | RequestError:
         """Encode one prompt; of a chat everything is kept, however it is to be shortened."""
         truncation = options.truncation
-        if (error := exceeds_context(prompt, options.prompt_param, self._encoder, max_model_len)) is not None:
+        if (error := exceeds_context(prompt, options.prompt_param, self._encoder, limit)) is not None:
             return error
         match prompt:
             case TokenPrompt():
@@ -135,29 +134,29 @@ class PooledEncoder:
                 text, with_echo, special = prompt.text, options.echo, options.add_special_tokens
                 encoded = await slot.encode(
                     lambda encoder: encoder.encode_text(
-                        text, max_tokens=max_model_len - 1, with_echo=with_echo, add_special_tokens=special
+                        text, max_tokens=limit.max_tokens, with_echo=with_echo, add_special_tokens=special
                     )
                 )
                 if isinstance(encoded, TooManyTokens):
-                    return too_many(options.prompt_param, encoded, max_model_len)
+                    return too_many(options.prompt_param, encoded, limit)
                 if truncation is not None:
                     ids, wanted = encoded.token_ids, truncation
                     short = await slot.encode(lambda e: shortened_text(e, ids, prompt, wanted, special=special))
                     return short if isinstance(short, RequestError) else self._checked(EncodedPrompt(short), options)
                 return self._checked(EncodedPrompt(encoded.token_ids, echo=encoded.echo), options)
             case InfillPrompt():
-                return await self._encode_infill(prompt, options, slot, max_model_len)
+                return await self._encode_infill(prompt, options, slot, limit)
             case ChatPrompt():
-                return await self._encode_chat(prompt, options, max_model_len, outlines=outlines)
+                return await self._encode_chat(prompt, options, limit, outlines=outlines)
 
     async def _encode_infill(
-        self, prompt: InfillPrompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int
+        self, prompt: InfillPrompt, options: EncodingOptions, slot: EncodingSlot, limit: PromptLimit
     ) -> EncodedPrompt | RequestError:
         if (tokens := self._encoder.infill) is None:
             return no_infill(prompt.suffix_param)
-        encoded = await slot.encode(lambda e: encode_infill(e, tokens, prompt, max_tokens=max_model_len - 1))
+        encoded = await slot.encode(lambda e: encode_infill(e, tokens, prompt, max_tokens=limit.max_tokens))
         if isinstance(encoded, TooManyTokens):
-            return too_many(options.prompt_param, encoded, max_model_len)
+            return too_many(options.prompt_param, encoded, limit)
         return self._checked(EncodedPrompt(encoded), options)
 
     def _checked(self, encoded: EncodedPrompt, options: EncodingOptions) -> EncodedPrompt | RequestError:
@@ -210,24 +209,25 @@ class PooledEncoder:
 
     async def count(self, prompt: Prompt, options: EncodingOptions, max_model_len: int) -> int | RequestError:
         counted: int | TooManyTokens | EncodedChat
+        limit = options.limit(max_model_len)
         match prompt:
             case TokenPrompt():
                 return len(prompt.token_ids)
             case TextPrompt():
-                counted = await self._count_text(prompt.text, options, max_model_len - 1)
+                counted = await self._count_text(prompt.text, options, limit.max_tokens)
             case InfillPrompt():
                 encoded = await self._encode_apart(prompt, options, max_model_len)
                 return encoded if isinstance(encoded, RequestError) else len(encoded.token_ids)
             case ChatPrompt():
-                counted = await self._render_and_encode(prompt, options, max_model_len)
+                counted = await self._render_and_encode(prompt, options, limit.max_tokens)
         if isinstance(counted, TooManyTokens):
-            return counted.num_tokens if counted.is_exact else too_many(options.prompt_param, counted, max_model_len)
+            return counted.num_tokens if counted.is_exact else too_many(options.prompt_param, counted, limit)
         return counted if isinstance(counted, int) else len(counted.token_ids)
 
     async def _encode_chat(
-        self, chat: ChatPrompt, options: EncodingOptions, max_model_len: int, *, outlines: bool
+        self, chat: ChatPrompt, options: EncodingOptions, limit: PromptLimit, *, outlines: bool
     ) -> EncodedPrompt | RequestError:
-        encoded = await self._render_and_encode(chat, options, max_model_len, outlines=outlines)
+        encoded = await self._render_and_encode(chat, options, limit.max_tokens, outlines=outlines)
         if not isinstance(encoded, TooManyTokens):
             outline = outline_of(chat.parts, encoded.outline_ends, len(encoded.token_ids))
             echo = PromptText(encoded.text, encoded.token_ids[0], ()) if options.echo and encoded.token_ids else None
@@ -238,15 +238,14 @@ class PooledEncoder:
         first = chat.messages[0]
         if options.system_param and first["role"] == "system":
             # if the system message alone is too long, the error names its field
-            alone = await self._count_text(str(first["content"]), options, max_model_len - 1)
+            alone = await self._count_text(str(first["content"]), options, limit.max_tokens)
             if isinstance(alone, TooManyTokens):
-                return too_many(options.system_param, alone, max_model_len)
-        return too_many(options.prompt_param, encoded, max_model_len)
+                return too_many(options.system_param, alone, limit)
+        return too_many(options.prompt_param, encoded, limit)
 
     async def _render_and_encode(
-        self, chat: ChatPrompt, options: EncodingOptions, max_model_len: int, *, outlines: bool = False
+        self, chat: ChatPrompt, options: EncodingOptions, max_tokens: int, *, outlines: bool = False
     ) -> EncodedChat | TooManyTokens:
-        max_tokens = max_model_len - 1
         images = await self._images.read(chat.images, options.tenant)
         limit = self._encoder.chat_length_limit(max_tokens=max_tokens)
         try:

@@ -117,9 +117,9 @@ class TokenizerActor:
 
     def _enter(self, job: Job) -> EncodingSlot | RequestError:
         """Enter the queue for a worker, unless a prompt or the queue is too long."""
-        param, max_length = job.options.prompt_param, job.options.max_length(self._max_model_len)
+        param, limit = job.options.prompt_param, job.options.limit(self._max_model_len)
         for prompt in job.prompts:
-            if (error := exceeds_context(prompt, param, self._lengths, max_length)) is not None:
+            if (error := exceeds_context(prompt, param, self._lengths, limit)) is not None:
                 return error
         if job.is_short:
             job.slot = self._encoder.inline_slot()

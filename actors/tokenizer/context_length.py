@@ -1,14 +1,17 @@
 """How many output tokens a prompt leaves room for, or which field to blame if there is none.
 
 Used by the tokenizer. What must always hold: a prompt and its output together fit into the model's context; a request
-that asks for more is refused, never truncated, unless it says with how much less it can do. Claude Code parses both
-messages: at `input length and `max_tokens` exceed context limit: A + B > C` it asks for fewer tokens, at `prompt is too
-long: A tokens > B` it compacts its conversation.
+that asks for more is refused, never truncated, unless it says with how much less it can do; a prompt after which
+nothing is drawn may fill the context. Claude Code parses both messages: at `input length and `max_tokens` exceed
+context limit: A + B > C` it asks for fewer tokens, at `prompt is too long: A tokens > B` it compacts its conversation.
 """
 
 from __future__ import annotations
 
+import attrs
+
 from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.scheduler import SequenceKind
 from ..messages.tokenizer import Encode
 
 TOO_LONG = "context_length_exceeded"
@@ -16,17 +19,38 @@ MAX_SUBMITTED_TOKENS = 1 << 25
 """Prompt tokens of one request, times its choices: each sequence has its own list of them in the engine."""
 
 
-def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -> int | RequestError:
-    """Return the output tokens that one prompt may have, or why it cannot be served.
+@attrs.frozen
+class PromptLimit:
+    """How long a prompt may be."""
 
-    One token of room is always needed: a token is sampled even if `max_tokens` is 0.
+    max_model_len: int
+    least_output: int = 1
+    """Tokens of the context that it has to leave."""
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_model_len - self.least_output
+
+
+def least_output(request: Encode) -> int:
+    """Return how many tokens are drawn after each prompt at least.
+
+    None are for vectors and scores, nor for a prompt that is only to be computed. One is after a prompt that is echoed
+    or scored, even with `max_tokens: 0`: with it, the scores are complete.
     """
+    if request.kind is not SequenceKind.GENERATE:
+        return 0
+    return int(request.max_tokens != 0 or request.echo or request.sampling.prompt_logprobs is not None)
+
+
+def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -> int | RequestError:
+    """Return the output tokens that one prompt may have, or why it cannot be served."""
     room = max_model_len - num_prompt_tokens
     if num_prompt_tokens == 0:
         message = f"Invalid value for `{request.prompt_param}`: must have at least one token."
         return RequestError(ErrorKind.INVALID, message, request.prompt_param)
-    if room < 1:
-        return prompt_too_long(request.prompt_param, num_prompt_tokens, max_model_len)
+    if room < (least := least_output(request)):
+        return prompt_too_long(request.prompt_param, num_prompt_tokens, max_model_len, least_room=least)
     if request.max_tokens is None:
         return room
     if request.least_room is not None and room < min(request.max_tokens, request.least_room):
@@ -60,11 +84,20 @@ def too_many_submitted(request: Encode, num_prompt_tokens: int) -> RequestError 
 def prompt_too_long(
     param: str, num_tokens: int, max_model_len: int, *, is_exact: bool = True, least_room: int = 1
 ) -> RequestError:
-    """Return the error for a prompt that fills the context. Unless `is_exact`, it has at least `num_tokens`."""
+    """Return the error for a prompt that leaves less than `least_room` of the context.
+
+    Unless `is_exact`, it has at least `num_tokens`.
+    """
     counted = f"{num_tokens}" if is_exact else f"at least {num_tokens}"
     output = "an output" if least_room == 1 else f"an output of {least_room} tokens"
-    message = (
-        f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted} tokens, which "
-        f"leaves no room for {output} (prompt is too long: {num_tokens} tokens > {max_model_len - least_room})."
-    )
+    if least_room:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted} tokens, which "
+            f"leaves no room for {output} (prompt is too long: {num_tokens} tokens > {max_model_len - least_room})."
+        )
+    else:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens, but `{param}` has {counted} tokens "
+            f"(prompt is too long: {num_tokens} tokens > {max_model_len})."
+        )
     return RequestError(ErrorKind.INVALID, message, param, TOO_LONG)

@@ -18,6 +18,7 @@ from ..messages.images import PromptImage
 from ..messages.outcomes import RequestError
 from ..messages.prompts import Breakpoint, PartSpan, Prompt, PromptText, Truncation
 from ..messages.tokenizer import Encode, ReadPrompt
+from .context_length import PromptLimit, least_output
 from .encoder import TextEncoder
 
 T = TypeVar("T")
@@ -57,10 +58,14 @@ class EncodingOptions:
     request_id: str = ""
     """The server's own, for advice."""
     truncation: Truncation | None = None
+    least_output: int = 1
+    """Tokens of the context that a prompt has to leave."""
 
-    def max_length(self, max_model_len: int) -> int:
-        """Return how many tokens are too many for a prompt before it is shortened."""
-        return max_model_len if self.truncation is None else MAX_READ_TOKENS + 1
+    def limit(self, max_model_len: int) -> PromptLimit:
+        """Return how long a prompt may be before it is shortened."""
+        if self.truncation is not None:
+            return PromptLimit(MAX_READ_TOKENS, 0)
+        return PromptLimit(max_model_len, self.least_output)
 
 
 def owner_of(request: Encode) -> str:
@@ -81,6 +86,7 @@ def options_of(request: Encode) -> EncodingOptions:
         owner=owner_of(request),
         request_id=request.request_id,
         truncation=request.truncation,
+        least_output=least_output(request),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from ..messages.tokenizer import Encode
-from .context_length import prompt_too_long
+from .context_length import PromptLimit, prompt_too_long
 from .encoder import TextEncoder, TooManyTokens
 
 SHORT_BYTES = 64 << 10
@@ -85,16 +85,17 @@ def _num_bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace")) if len(text) < SHORT_BYTES else sys.getsizeof(text)
 
 
-def exceeds_context(prompt: Prompt, prompt_param: str, encoder: TextEncoder, max_model_len: int) -> RequestError | None:
+def exceeds_context(prompt: Prompt, prompt_param: str, encoder: TextEncoder, limit: PromptLimit) -> RequestError | None:
     """Return an error if a prompt's length alone shows that it does not fit the context."""
-    if isinstance(prompt, TokenPrompt) and len(prompt.token_ids) >= max_model_len:
-        return prompt_too_long(prompt_param, len(prompt.token_ids), max_model_len)
+    if isinstance(prompt, TokenPrompt) and (num_tokens := len(prompt.token_ids)) > limit.max_tokens:
+        return too_many(prompt_param, TooManyTokens(num_tokens, is_exact=True), limit)
     for text in _texts_of(prompt):
-        if (found := encoder.too_long(text, max_tokens=max_model_len - 1)) is not None:
-            return prompt_too_long(prompt_param, found.num_tokens, max_model_len, is_exact=False)
+        if (found := encoder.too_long(text, max_tokens=limit.max_tokens)) is not None:
+            return too_many(prompt_param, found, limit)
     return None
 
 
-def too_many(param: str, counted: TooManyTokens, max_model_len: int) -> RequestError:
+def too_many(param: str, counted: TooManyTokens, limit: PromptLimit) -> RequestError:
     """Return the error for a prompt that does not fit the context."""
-    return prompt_too_long(param, counted.num_tokens, max_model_len, is_exact=counted.is_exact)
+    exact, least = counted.is_exact, limit.least_output
+    return prompt_too_long(param, counted.num_tokens, limit.max_model_len, is_exact=exact, least_room=least)

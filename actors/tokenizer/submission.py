@@ -21,6 +21,7 @@ from ..messages.tokenizer import Encode
 from ..shared.block_keys import root_key
 from ..shared.breakpoints import in_whole_blocks, pins_of
 from ..shared.seeds import sequence_seed
+from .context_length import least_output
 from .prompt_encoder import EncodedPrompt
 from .prompt_scoring import reads_cache
 from .thinking_budget import sampling_after
@@ -90,8 +91,7 @@ class Submission:
         group_size = request.num_choices if self.prompts_apart else len(places)
         tokens_to_come = 0
         first_reads_cache, is_scored = reads_cache(request, engine.pooling), sampling.prompt_logprobs is not None
-        generates = request.kind is SequenceKind.GENERATE
-        least = 1 if generates and not first_reads_cache else 0  # an echoed prompt is complete with the first token
+        least = least_output(request)
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             encoded, budget = self.prompts[prompt], self.budgets[prompt]
             token_ids = encoded.token_ids
@@ -137,7 +137,7 @@ class Submission:
                 num_prompt_scores=len(token_ids) - 1 if is_scored else 0,
                 echo=encoded.echo,
                 prompt_only=budget == 0,
-                wants_vector=not generates,
+                wants_vector=request.kind is not SequenceKind.GENERATE,
                 min_tokens=0 if sampling.rules is None else sampling.rules.min_tokens,
                 output=request.output,
                 prompt_token_ids=token_ids if request.with_token_ids else None,

@@ -78,6 +78,16 @@ def test_bits_do_not_depend_on_the_batch(checkpoints: dict[str, Path], executor:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_prompt_that_fills_the_context(checkpoints: dict[str, Path], executor: str, *, is_mean: bool) -> None:
+    """The last position of the context can be computed, with the bits that it has in a longer one."""
+    lengths = (len(TOKENS), 1024)
+    whole, longer = (MAKERS[executor](checkpoints["qwen3-odd"], headless=True, max_model_len=most) for most in lengths)
+    for chunks in CHUNKS:
+        assert pooled(whole, chunks, is_mean=is_mean).tobytes() == pooled(longer, chunks, is_mean=is_mean).tobytes()
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_headless_checkpoint(tmp_path: Path, executor: str, checkpoints: dict[str, Path]) -> None:
     """A model that was saved without its head, under its own names, has the states of the whole one."""
     name = "qwen3-odd"

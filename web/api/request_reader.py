@@ -46,7 +46,9 @@ def read_request(
     sampling = read_sampling(body, info, limit, scores)
     truncation = None
     if body.endpoint in (COMPLETIONS, CHAT):
-        truncation = read_truncation(body, info, limit.num_tokens, keeps_end=True)
+        is_computed_only = limit.num_tokens == 0 and sampling.params.prompt_logprobs is None
+        room = 0 if is_computed_only else max(1, limit.num_tokens or 1)
+        truncation = read_truncation(body, info, room, keeps_end=True)
     stop = _read_stop(body)
     return GenerationRequest(
         model=model,
@@ -93,8 +95,8 @@ def read_limit(fields: Fields) -> TokenLimit:
     return TokenLimit(older, "max_tokens") if newer is None else TokenLimit(newer, "max_completion_tokens")
 
 
-def read_truncation(body: Body, info: ServingInfo, max_tokens: int | None, *, keeps_end: bool) -> Truncation | None:
-    """Return how prompts are shortened, so that an output of `max_tokens` fits. None: they are not. Raises APIError.
+def read_truncation(body: Body, info: ServingInfo, room: int, *, keeps_end: bool) -> Truncation | None:
+    """Return how prompts are shortened, so that they leave `room` tokens. None: they are not. Raises APIError.
 
     `keeps_end`: which end is kept unless the client says.
     """
@@ -103,12 +105,12 @@ def read_truncation(body: Body, info: ServingInfo, max_tokens: int | None, *, ke
         return None
     if body.get("echo"):
         raise bad_value(TRUNCATION, "not allowed together with `echo`")
-    most = info.max_model_len - max(1, max_tokens or 1)
+    most = info.max_model_len - room
     if most < 1:
         return None  # refused for its limit
     if wanted == 0 or wanted > most:
-        room = f"what an output leaves of the context length of {info.max_model_len}"
-        raise bad_value(TRUNCATION, f"must be -1, or between 1 and {most}, {room}")
+        bound = f"what an output leaves of the context length of {info.max_model_len}" if room else "the context length"
+        raise bad_value(TRUNCATION, f"must be -1, or between 1 and {most}, {bound}")
     return Truncation(most if wanted < 0 else wanted, keeps_end if side is None else side == "left")
 
 
