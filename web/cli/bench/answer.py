@@ -7,7 +7,7 @@ not 0: a count that the server did not send stays None.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise, repeat
 from typing import Any
 
 import attrs
@@ -45,15 +45,30 @@ class Outcome:
     saw_done: bool
     """Whether the stream ended with `[DONE]`."""
     finish_reason: str | None = None
+    finished_s: float | None = None
+    """When the finish reason arrived: a token that shows no text, such as the last one, is over by then."""
 
     @property
     def first_token_s(self) -> float | None:
         return self.output_at_s[0] if self.output_at_s else None
 
     @property
+    def output_s(self) -> float | None:
+        """The time from the first output to the last; None if all of it arrived at once, so that it is not known."""
+        if not self.output_at_s:
+            return None
+        end_s = self.output_at_s[-1] if self.finished_s is None else max(self.finished_s, self.output_at_s[-1])
+        return end_s - self.output_at_s[0] or None
+
+    @property
     def gaps_s(self) -> tuple[float, ...]:
-        """The times between the arrivals of chunks with output."""
-        return tuple(later - earlier for earlier, later in pairwise(self.output_at_s))
+        """The times between chunks with output. Chunks that arrive together share the time since the one before."""
+        arrivals = [(at_s, len(list(together))) for at_s, together in groupby(self.output_at_s)]
+        return tuple(
+            gap_s
+            for (earlier_s, _), (later_s, count) in pairwise(arrivals)
+            for gap_s in repeat((later_s - earlier_s) / count, count)
+        )
 
 
 @attrs.frozen
@@ -147,6 +162,7 @@ class AnswerReader:
     _usage: ReportedUsage = ReportedUsage()
     _failure: Failure | None = None
     _finish_reason: str | None = None
+    _finished_s: float | None = None
     _done_s: float | None = None
     has_begun: bool = False
     """Some of the body has arrived."""
@@ -182,6 +198,7 @@ class AnswerReader:
             failure=self._failure,
             saw_done=saw_done,
             finish_reason=self._finish_reason,
+            finished_s=self._finished_s,
         )
 
     def _take(self, data: bytes, now_s: float) -> None:
@@ -196,6 +213,8 @@ class AnswerReader:
         num_outputs = sum(self._take_choice(choice) for choice in chunk.choices or ())
         if num_outputs:
             self._times_s.append(now_s)
+        if self._finished_s is None and self._finish_reason is not None:
+            self._finished_s = now_s
         if chunk.usage is not None:
             details = chunk.usage.prompt_tokens_details
             self._usage = ReportedUsage(

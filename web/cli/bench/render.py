@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from .report import METRICS
 
 WIDTH = 66
 UNKNOWN = "unknown"
+MAX_DECIMALS = 6
+"""Of a number below one: a nanosecond in milliseconds."""
 
 
 def render_table(report: Mapping[str, Any], *, metrics: Sequence[str], percentiles: Sequence[float]) -> str:
@@ -69,8 +72,14 @@ def _line(name: str, value: Any) -> str:
     if value is None:
         value = UNKNOWN
     elif isinstance(value, float):
-        value = f"{value:.2f}"
+        value = _number(value)
     return f"{name:<{WIDTH - 16}}{value:>16}"
+
+
+def _number(value: float) -> str:
+    """Return a number with two decimals; with three significant digits if it is less than one."""
+    decimals = 2 if value >= 1 or value <= 0 else min(2 - math.floor(math.log10(value)), MAX_DECIMALS)
+    return f"{value:.{decimals}f}"
 
 
 def _cell(value: Any) -> Any:

@@ -27,9 +27,9 @@ def _itls_s(outcomes: Iterable[Outcome]) -> list[float]:
 
 def _tpots_s(outcomes: Iterable[Outcome]) -> list[float]:
     return [
-        (o.output_at_s[-1] - o.output_at_s[0]) / (num_tokens - 1)
+        output_s / (num_tokens - 1)
         for o in outcomes
-        if o.output_at_s and (num_tokens := o.usage.completion_tokens or 0) > 1
+        if (output_s := o.output_s) is not None and (num_tokens := o.usage.completion_tokens or 0) > 1
     ]
 
 

@@ -34,9 +34,24 @@ def test_times_of_a_whole_answer() -> None:
     assert outcome.failure is None
     assert outcome.saw_done
     assert (outcome.first_token_s, outcome.output_at_s, outcome.ended_s) == (2.0, (2.0, 2.5, 2.5), 3.5)
-    assert outcome.gaps_s == (0.5, 0.0)
+    assert outcome.gaps_s == (0.25, 0.25)
+    assert (outcome.finished_s, outcome.output_s) == (2.5, 0.5)
     assert outcome.text == "one two three"
     assert outcome.usage == ReportedUsage(100, 3, 32)
+
+
+def test_last_token_without_text() -> None:
+    """The output lasts until the finish reason, with which a token comes that shows no text."""
+    outcome = read((2.0, text_event("one")), (2.25, text_event("", "stop")), (4.0, usage_event(9, 2) + DONE))
+    assert (outcome.output_at_s, outcome.gaps_s) == ((2.0,), ())
+    assert (outcome.finished_s, outcome.output_s) == (2.25, 0.25)
+
+
+def test_all_at_once() -> None:
+    """Of an output that arrives with one read, it is not known how long it took, nor its gaps: that is not 0."""
+    outcome = read((2.0, text_event("one") + text_event(" two") + text_event(" three", "length") + DONE))
+    assert outcome.output_at_s == (2.0, 2.0, 2.0)
+    assert (outcome.output_s, outcome.gaps_s) == (None, ())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import csv
 import io
 from typing import Any
 
+import attrs
 import pytest
 
 from quipu.web.cli.bench.answer import Failure, Outcome, ReportedUsage
@@ -56,6 +57,16 @@ def test_times() -> None:
     assert report["output_throughput"] == pytest.approx(4 / 5.5)
     assert report["total_token_throughput"] == pytest.approx(204 / 5.5)
     assert report["max_start_delay_ms"] == 250
+
+
+def test_times_that_are_not_known() -> None:
+    """What arrives at once has no time between its tokens, so that it is not averaged as 0."""
+    timed, at_once = outcome(0, 1, 2), outcome(0, 1, 1)
+    both, alone = summary(timed, at_once), summary(at_once)
+    assert (both["mean_itl_ms"], both["mean_tpot_ms"]) == (1000, 500)
+    assert [alone[f"{name}_ms"] for name in ("mean_itl", "mean_tpot", "mean_ttft")] == [None, None, 1000]
+    hidden = attrs.evolve(outcome(0, 1, usage=ReportedUsage(100, 2, 0)), finished_s=1.25)
+    assert summary(hidden)["mean_tpot_ms"] == 250
 
 
 def test_cached_tokens() -> None:
@@ -158,9 +169,20 @@ def test_table() -> None:
     assert "Cache hit rate (%) 32.00" in lines
     assert "Requests whose cached tokens were 1 of 2" in lines
     assert "P99.9 ITL unknown" in lines
+    assert "Mean TTFT 1000.00" in lines
     assert "http_503 1" in lines
     assert "full" in lines
     assert max(map(len, table.splitlines())) <= 80
+
+
+def test_small_numbers() -> None:
+    """A number below one has three significant digits."""
+    report = head() | summary(outcome(0, 1, 1.00047, 1.000482, usage=ReportedUsage(100, 3, 5)))
+    lines = [" ".join(line.split()) for line in render_table(report, metrics=["itl"], percentiles=[50]).splitlines()]
+    assert "Mean ITL 0.241" in lines and "P50 ITL 0.241" in lines and "Std ITL 0.229" in lines
+    assert "Requests (1/s) 0.666" in lines and "Failed requests 0" in lines and "Cache hit rate (%) 5.00" in lines
+    smaller = head() | summary(outcome(0, 1, 1.000012))
+    assert "0.0120" in render_table(smaller, metrics=["itl"], percentiles=[50])
 
 
 def test_rows_of_requests() -> None:
