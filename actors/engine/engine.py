@@ -28,7 +28,7 @@ from ..messages.handler import LookedUp
 from ..messages.mover import Lending, MoveNews, MoverMessage
 from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import AnnounceKeys, Granted, Submit
-from ..messages.supervisor import EngineReady, Heartbeat
+from ..messages.supervisor import DraftModelMemory, EngineReady, Heartbeat
 from ..shared.image_files import read_image_format
 from .block_manager.actor import answer_look_ups, end_moves, fetch_from_peers, lend_to_peers, run_block_manager
 from .block_manager.reservation import BlockManager
@@ -196,6 +196,10 @@ class Engine:
     def ready(self, incarnation: int) -> EngineReady:
         """Return what the engine serves with."""
         capabilities, pool = self.executor.backend.capabilities, self.executor.backend.memory_plan
+        drafts = [
+            DraftModelMemory(plan.weights_bytes, plan.num_blocks * plan.block_bytes)
+            for plan in (other.memory_plan for other in self.executor.others)
+        ]
         return EngineReady(
             incarnation=incarnation,
             num_blocks=pool.num_blocks,
@@ -215,6 +219,7 @@ class Engine:
             activations=capabilities.activations,
             peer_address="" if self._listener is None else self._listener.address,
             library=capabilities.library,
+            draft_model=next(iter(drafts), None),
         )
 
 

@@ -6,6 +6,14 @@ import attrs
 
 
 @attrs.frozen
+class DraftModelMemory:
+    """What an engine's draft model takes of the memory, beside the model. In bytes."""
+
+    weights_bytes: int
+    kv_cache_bytes: int
+
+
+@attrs.frozen
 class EngineReady:
     """First message of an engine's incarnation: what it serves with."""
 
@@ -36,6 +44,8 @@ class EngineReady:
     """Where other engines may fetch its blocks; empty: nowhere."""
     library: str | None = None
     """The library that computes, and its version, unless it is this package: `vllm 0.32.0 CPU_ATTN`."""
+    draft_model: DraftModelMemory | None = None
+    """None if there is none."""
 
 
 @attrs.frozen

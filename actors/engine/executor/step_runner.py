@@ -65,7 +65,7 @@ class Executor:
         `others`: further backends that `drafter` uses. They are prepared and closed like the executor's own.
         """
         self.backend = backend
-        self._others = others
+        self.others = others
         self._masks = masks or NoMasks()
         self.drafter = drafter
         self._pooler = pooler
@@ -106,7 +106,7 @@ class Executor:
     def close(self) -> None:
         """End the grammar processes and free the backends' memory. No pass may be running."""
         self._masks.close()
-        for backend in (self.backend, *self._others):
+        for backend in (self.backend, *self.others):
             backend.close()
 
     @staticmethod
@@ -135,7 +135,7 @@ class Executor:
 
     def while_idle(self) -> bool:
         """Let the backend prepare later passes, if there are no sequences. Return whether there may be more to do."""
-        return not self._sequences and any(one.while_idle() for one in (self.backend, *self._others))
+        return not self._sequences and any(one.while_idle() for one in (self.backend, *self.others))
 
     def drop_sequences(self) -> None:
         """Forget all sequences and any failed generation. No pass may be running; blocks keep their tags."""

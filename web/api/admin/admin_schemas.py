@@ -17,6 +17,7 @@ from ..operation import (
     COUNT,
     FLAG,
     MODELS,
+    NUMBER_VALUE,
     OPERATORS,
     TEXT,
     TEXT_VALUE,
@@ -77,8 +78,44 @@ READY = Operation(summary="Ask whether requests can be served", tag=OPERATORS, a
 METRICS = Operation(
     summary="Show metrics in Prometheus's text format", tag=OPERATORS, content_type=METRICS_CONTENT_TYPE
 )
+_DRAFT_MODEL = record({"weights_bytes": COUNT, "kv_cache_bytes": COUNT})
+_DESCRIPTION = Named(
+    "EngineDescription",
+    record(
+        {
+            "backend": TEXT_VALUE,
+            "library": maybe(TEXT_VALUE),
+            "instruction_set": maybe(TEXT_VALUE),
+            "dtype": TEXT_VALUE,
+            "weights": TEXT_VALUE,
+            "activations": TEXT_VALUE,
+            "kv_cache_dtype": maybe(TEXT_VALUE),
+            "determinism": one_of("strict", "fast"),
+            "num_threads": maybe(COUNT),
+            "weights_bytes": COUNT,
+            "workspace_bytes": maybe(COUNT),
+            "draft_model": maybe(_DRAFT_MODEL),
+            "numerics": TEXT_VALUE,
+        }
+    ),
+)
+_KV_CACHE = record(
+    {"num_blocks": maybe(COUNT), "block_size": COUNT},
+    {"num_bytes": COUNT, "num_tokens": COUNT, "max_concurrency": NUMBER_VALUE},
+)
+_ONE_ENGINE = record({"id": COUNT, "incarnation": COUNT, "state": one_of(*EngineState), "engine": maybe(_DESCRIPTION)})
 SERVER_INFO = Operation(
-    summary="Show the server's configuration", tag=OPERATORS, answer={**ANY_OBJECT, "required": ["version", "settings"]}
+    summary="Show the server's configuration",
+    tag=OPERATORS,
+    answer=record(
+        {
+            "version": TEXT_VALUE,
+            "kv_cache": _KV_CACHE,
+            "engine": maybe(_DESCRIPTION),
+            "engines": array(_ONE_ENGINE),
+            "settings": ANY_OBJECT,
+        }
+    ),
 )
 RESET = Operation(
     summary="Empty the prefix cache",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+import attrs
 import orjson
 from quart import Response
 from quart_trio import QuartTrio
@@ -130,6 +131,7 @@ def describe_engine(engine: EngineReady | None) -> dict[str, Any] | None:
         "num_threads": engine.num_threads,
         "weights_bytes": engine.weights_bytes,
         "workspace_bytes": engine.workspace_bytes,
+        "draft_model": None if engine.draft_model is None else attrs.asdict(engine.draft_model),
         "numerics": engine.numerics,
     }
 

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from quipu.actors.config.engine_config import EngineConfig
+from quipu.actors.engine.engine import Engine
 from quipu.actors.engine.executor.draft_depth import FREE
 from quipu.actors.engine.executor.draft_model import DraftModel, Wanted
 from quipu.actors.engine.executor.drafter import Drafter
@@ -19,6 +20,7 @@ from quipu.actors.engine.executor.loading import load_executor, numerics_of
 from quipu.actors.engine.executor.sequence_state import SequenceState
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.sampling import SamplingParams
+from quipu.actors.messages.supervisor import DraftModelMemory
 from quipu.actors.shared.block_keys import chain_keys
 from quipu.kernels.batch import Drawn, StepBatch
 from tests.kernels.cpu.cpu_backends import needs_kernels
@@ -37,18 +39,21 @@ def draft_folder(folder: Path, **entries: object) -> str:
     return str(folder)
 
 
-@contextmanager
-def loaded(**changes: Any) -> Iterator[Executor]:
+def config_of(**changes: Any) -> EngineConfig:
     settings = {"executor": "reference", "speculative": "ngram", "speculative_costs": ((1, 1.0), (8, 1.5))}
     settings |= {"draft_model_costs": ((1, 0.1), (8, 0.2)), "max_num_seqs": 4, "max_num_batched_tokens": 64}
-    config = EngineConfig(
+    return EngineConfig(
         model_path=str(TINY),
         load_format="dummy",
         max_model_len=256,
         eos_token_ids=(),
         **{"kv_cache_bytes": MIB, **settings, **changes},
     )
-    executor = load_executor(config)
+
+
+@contextmanager
+def loaded(**changes: Any) -> Iterator[Executor]:
+    executor = load_executor(config_of(**changes))
     yield executor
     executor.close()
 
@@ -66,6 +71,21 @@ def test_memory_is_shared(tmp_path: Path) -> None:
         assert ours.num_blocks < plan.num_blocks
         assert numerics_of(both.backend.capabilities) == numerics
         assert [model.costs.of_pass(num) for num in (1, 8)] == [0.1, 0.2]
+
+
+def test_reported_memory(tmp_path: Path) -> None:
+    """A ready engine says what its draft model takes of the memory, apart from what the model takes."""
+    with loaded() as alone:
+        ready = Engine(config_of(), alone).ready(1)
+        assert ready.draft_model is None
+    fields = {"draft_model": draft_folder(tmp_path / "half", num_hidden_layers=2)}
+    with loaded(**fields) as both:
+        model, draft = (backend.memory_plan for backend in (both.backend, *both.others))
+        beside = Engine(config_of(**fields), both).ready(1)
+    assert beside.draft_model == DraftModelMemory(draft.weights_bytes, draft.num_blocks * draft.block_bytes)
+    assert (beside.weights_bytes, beside.kv_cache_bytes) == (ready.weights_bytes, model.num_blocks * model.block_bytes)
+    assert 0 < beside.draft_model.weights_bytes < beside.weights_bytes
+    assert beside.draft_model.kv_cache_bytes + beside.kv_cache_bytes <= MIB
 
 
 def test_measured_costs(tmp_path: Path) -> None:

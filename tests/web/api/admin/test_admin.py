@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from openai.types import Model
 
-from quipu.actors.request_desk.health import State
+from quipu.actors.messages.supervisor import DraftModelMemory, EngineReady
+from quipu.actors.request_desk.health import EngineState, EngineStatus, State
 from quipu.web.app import make_app
 from tests.web.fakes import INFO, Client, FakeDesk
 
@@ -64,3 +65,15 @@ async def test_server_info() -> None:
     assert answer["kv_cache"] == {"num_blocks": 128, "block_size": 16}
     assert answer["settings"] == {"dtype": "float32"}
     assert answer["version"] == (await Client(make_app(FakeDesk())).get("/version"))[1]["version"]
+
+
+async def test_memory_of_a_draft_model() -> None:
+    """What a draft model takes of an engine's memory is beside what the model takes; null without one."""
+    alone = EngineReady(1, 101, 16, "cpu", "bfloat16", weights_bytes=700, kv_cache_bytes=900)
+    both = EngineReady(1, 101, 16, "cpu", "bfloat16", draft_model=DraftModelMemory(70, 90), weights_bytes=700)
+    engines = [EngineStatus(at, 1, EngineState.READY, "", ready) for at, ready in enumerate((alone, both))]
+    _, answer = await Client(make_app(FakeDesk(engine_list=engines))).get("/server_info")
+    shown = [engine["engine"] for engine in answer["engines"]]
+    assert [engine["draft_model"] for engine in shown] == [None, {"weights_bytes": 70, "kv_cache_bytes": 90}]
+    assert [engine["weights_bytes"] for engine in shown] == [700, 700]
+    assert answer["engine"] == shown[0]
