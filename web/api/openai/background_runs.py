@@ -9,7 +9,7 @@ id before and after; a tenant has at most `max_of_tenant` of them; no error of a
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import structlog
@@ -21,9 +21,10 @@ from quipu.actors.request_desk.interface import DeskClosed, Ticket
 from ...http.scope import Releases, RequestScope
 from ...request.errors import APIError, internal, unavailable
 from ...request.request_context import RequestContext
+from ...request.tally import Tally
 from ...telemetry.logs import frames_of
 from ..keeping import Open
-from ..stream import Stream, StreamWriter, Transcript
+from ..stream import StreamWriter, Transcript
 from .stream_log import EventLog, LogBudget
 
 _log = structlog.get_logger("quipu.web")
@@ -38,8 +39,8 @@ class RunKeeper(Protocol):
     def transcript(self) -> Transcript:
         """Return what collects its answer."""
 
-    def writer(self, stream: Stream) -> StreamWriter:
-        """Return the writer of its stream."""
+    def writer(self, log: EventLog, tally: Tally, logger: Any) -> StreamWriter:
+        """Return the writer of its stream, whose events go into `log`."""
 
     def fail(self, error: APIError) -> None:
         """Note why the request could not be started."""
@@ -126,7 +127,7 @@ class Run:
                 scope.on_close(own.close)
                 context.is_generation = False  # the line in the log, and the span, are those of the run
                 if self.log is not None:
-                    self._writer = self.keeper.writer(Stream(self.log, own.tally, own.log))
+                    self._writer = self.keeper.writer(self.log, own.tally, own.log)
                     nursery.start_soon(self.log.make)
                 ticket.mailbox.attach(self._consume)
                 self._runs.add(self)

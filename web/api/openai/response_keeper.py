@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
 
 import trio
 from quart import Response
@@ -175,8 +175,10 @@ class ResponseKeeper(Keeper):
     def transcript(self) -> Transcript:
         return self._reply.transcript(Tally())
 
-    def writer(self, stream: Stream) -> ResponseWriter:
-        return self._reply.writer(stream)
+    def writer(self, log: EventLog, tally: Tally, logger: Any) -> ResponseWriter:
+        writer = self._reply.log_writer(Stream(log, tally, logger))
+        log.fill = writer.fill
+        return writer
 
     def fail(self, error: APIError) -> None:
         self._error = error

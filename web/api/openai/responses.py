@@ -16,7 +16,7 @@ from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...auth.sealed_texts import NOTHING_SEALED, TenantSeal
-from ...request.errors import bad_value, unsupported_value
+from ...request.errors import bad_value
 from ..declared_body import Body
 from ..fields import wrong_type
 from ..forced_calls import read_calls_grammar
@@ -31,7 +31,7 @@ from .prompt_cache import PREWARM, PartBreakpoints, read_cache_wishes
 from .response_state import NO_STATE, ResponseState
 from .responses_echo import read_echo
 from .responses_input import read_input
-from .responses_logprobs import INCLUDED, read_response_scores
+from .responses_logprobs import read_response_scores
 from .responses_tools import ResponseTools
 from .tool_choice import read_tool_choice
 
@@ -98,9 +98,6 @@ async def read_response(
     if wishes.prewarm:
         wanted = wanted.prewarmed(PREWARM)
     wanted = attrs.evolve(wanted, delivery=read_delivery(fields))
-    if state.is_background and wanted.delivery.stream and scores.output is not None:
-        # The events are kept, and each text's logprobs are in four of them.
-        raise unsupported_value("include", f"`{INCLUDED}` is not supported when `background` and `stream` are true")
     return ResponseRequest(wanted, read_echo(fields, wanted, state))
 
 

@@ -62,7 +62,14 @@ class ResponseReply(Reply):
         return pieces if logprobs is None else logprobs.fill(pieces)
 
     def writer(self, stream: Stream) -> ResponseWriter:
-        return ResponseWriter(stream, self.versions(), self.output_items(self._logprobs(self._text_scores())))
+        return ResponseWriter(stream, self.versions(), self._scored_items())
+
+    def log_writer(self, stream: Stream) -> ResponseWriter:
+        """Return a writer that leaves holes for logprobs, which are filled when the events are read."""
+        return ResponseWriter(stream, self.versions(), self._scored_items(), leaves_holes=True)
+
+    def _scored_items(self) -> OutputItems:
+        return self.output_items(self._logprobs(self._text_scores()))
 
     def final(
         self, transcript: Transcript, closed: Closed, *, is_cancelled: bool = False, error: APIError | None = None

@@ -25,22 +25,32 @@ from ..stream import Stream, StreamWriter
 from .responses_body import ResponseVersions, with_items
 from .responses_item_events import ItemWriter, NumberedEvents
 from .responses_items import OutputItems
+from .responses_logprobs import Fill
 
 MAX_ITEMS_AT_ONCE = 64
 """In the last event; with more items, it is made while the client reads."""
 
 
 class ResponseWriter(StreamWriter):
-    def __init__(self, stream: Stream, versions: ResponseVersions, items: OutputItems) -> None:
+    def __init__(
+        self, stream: Stream, versions: ResponseVersions, items: OutputItems, *, leaves_holes: bool = False
+    ) -> None:
+        """`leaves_holes`: logprobs are not filled in before events are pushed, but with `fill` when they are read."""
         super().__init__(stream)
         self._versions = versions
         self._wanted = versions.wanted
         self._output_items = items
         self._logprobs = items.logprobs
+        self._filler = None if leaves_holes else items.logprobs
         self._events = NumberedEvents()
         self._items = ItemWriter(self._events, items)
         self._finish_reason: FinishReason | None = None
         self._record: UsageRecord | None = None
+
+    @property
+    def fill(self) -> Fill | None:
+        """What fills in logprobs; None: there are none."""
+        return None if self._logprobs is None else self._logprobs.fill
 
     def _consume_one(self, event: OutletEvent) -> None:
         match event:
@@ -87,7 +97,7 @@ class ResponseWriter(StreamWriter):
 
     def _finish(self, first: bytes, last: Iterator[bytes]) -> None:
         """Push the last events, the very last of which is made in pieces."""
-        if len(self._items.content.blocks) > MAX_ITEMS_AT_ONCE or self._logprobs is not None:
+        if len(self._items.content.blocks) > MAX_ITEMS_AT_ONCE or self._filler is not None:
             self._push(first)
             self._push_slowly(self._filled(last))
             self._sink.finish()
@@ -95,15 +105,15 @@ class ResponseWriter(StreamWriter):
             self._end(first + b"".join(last))
 
     def _push(self, data: bytes) -> None:
-        if self._logprobs is None:
+        if self._filler is None:
             self._sink.push(data)
-        elif self._logprobs.is_small(data):
-            self._sink.push(b"".join(self._logprobs.fill((data,))))
+        elif self._filler.is_small(data):
+            self._sink.push(b"".join(self._filler.fill((data,))))
         else:
-            self._push_slowly(self._logprobs.fill((data,)))
+            self._push_slowly(self._filler.fill((data,)))
 
     def _filled(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        return iter(pieces) if self._logprobs is None else self._logprobs.fill(pieces)
+        return iter(pieces) if self._filler is None else self._filler.fill(pieces)
 
     def _closing(self, record: UsageRecord) -> tuple[bytes, Iterator[bytes]]:
         is_cut = self._finish_reason is FinishReason.LENGTH and not self._wanted.is_prewarm

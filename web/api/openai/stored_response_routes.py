@@ -29,6 +29,7 @@ from .background_runs import BackgroundRuns, Run
 from .paging import read_page
 from .response_keeper import unpacked, whole_body
 from .responses import check_included
+from .responses_logprobs import StoredLogprobs, has_holes
 from .store_door import StoreDoor, is_stored_id, no_object, not_stored
 from .stored_items import page_body
 from .stream_log import MAX_LOG_BYTES, EventLog, LogBudget, log_response
@@ -128,6 +129,9 @@ class _Its:
             raise bad_value("stream", message)
         first, events = await run_in_thread(unpacked, data, MAX_LOG_BYTES)
         log = EventLog(LogBudget(), first)
+        if has_holes(events):
+            texts = [item.logprobs for item in (await self.find(with_output=True)).output if item.logprobs]
+            log.fill = (await run_in_thread(StoredLogprobs.of, texts)).fill
         log.push(events)
         log.finish()
         return log

@@ -1,7 +1,8 @@
 """The events of a background response, for clients that read them now, later, or again from where they were cut off.
 
 The log is a stream's sink (`../stream.py`) that nobody has to read. Event N of the stream has the `sequence_number` N.
-What is pushed slowly is made in slices by the task that runs `make`.
+What is pushed slowly is made in slices by the task that runs `make`. Logprobs, which several events repeat, are not in
+the log: the holes for them are filled in slices for each reader (`responses_logprobs.py`).
 
 What must always hold: what is logged is bounded, for one response and for all together, by dropping the oldest events;
 a reader is told of events that were dropped, and never skips one; no event overtakes another.
@@ -18,6 +19,7 @@ from quart import Response
 from ...http.sse import CONTENT_TYPE, HEADERS, MAX_JOINED_BYTES, MAX_WRITE_BYTES, PING, json_for_line
 from ...http.turns import take_slice, turn
 from ...options import AppOptions
+from .responses_logprobs import Fill
 
 MAX_LOG_BYTES = 8 << 20
 """Of the events of one response."""
@@ -50,6 +52,8 @@ class EventLog:
         self._num_bytes = 0
         self.first = first
         """Number of the first event that is kept."""
+        self.fill: Fill | None = None
+        """Fills the holes in events, if they have any."""
         self.finished = False
         self._num_held: int | None = None
         """Events that readers may see, while the others wait until they are stored."""
@@ -176,7 +180,12 @@ class EventLog:
                 return
             if at < self.num_events:
                 data, at = self._take(at)
-                yield data
+                if self.fill is None:
+                    yield data
+                    continue
+                pieces = self.fill((data,))
+                while data := await _next_slice(pieces):
+                    yield data
                 continue
             if self.is_over:
                 return
@@ -204,6 +213,11 @@ class EventLog:
     def _wake(self) -> None:
         more, self._more = self._more, trio.Event()
         more.set()
+
+
+async def _next_slice(pieces: Iterator[bytes]) -> bytes:
+    async with turn():
+        return take_slice(pieces, MAX_WRITE_BYTES)
 
 
 def _dropped(number: int) -> bytes:
