@@ -144,6 +144,8 @@ class Accountant:
                 if request is not None:  # None: it was closed before its client was answered
                     pending.concerned = [request]
                     self._write_about(request, message, pending.at)
+                elif isinstance(message, Refused):
+                    store.filed.answer_late(message)
 
     def _write_about(self, request: RequestEntries, message: RequestMessage, now: float) -> None:
         match message:

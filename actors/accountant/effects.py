@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from ..messages.counts import UNKNOWN, Count, Estimate, Known, billable, estimated, kind_of, shown
-from ..messages.handler import Closed, KeepAnswer, Outlet, Started
+from ..messages.handler import Closed, KeepAnswer, Started
 from ..messages.outcomes import ErrorKind, RequestError
 from ..messages.prompts import CacheTtl
 from ..messages.tiers import Tier
@@ -208,11 +208,9 @@ class SideEffects:
     def _file(self, request: RequestEntries, record: UsageRecord, now: float) -> None:
         if not request.applied.is_filed:
             opened, closed = request.opened, Closed(record, request.error)
-            write = partial(self._journal.close, record, partial(self._release, opened.outlet, closed))
-            if opened.keep is None:
-                write()
-            else:
-                self._keep(opened.keep, closed, write)
+            self._store.filed.add(opened, closed)
+            write = partial(self._journal.close, record, partial(self._release, request.request_id))
+            write() if opened.keep is None else self._keep(opened.keep, closed, write)
             request.applied.is_filed = True
         if request.has_gap:
             for sequence_id in request.entries:
@@ -233,10 +231,10 @@ class SideEffects:
         write()
         self._journal.flush()
 
-    def _release(self, outlet: Outlet, closed: Closed) -> None:
+    def _release(self, request_id: str) -> None:
         """Let the client see the end. An error in its own outlet must not affect the requests after it."""
         try:
-            outlet.put(closed)
+            self._store.filed.release(request_id)
         except Exception:
             self._log.exception("release.failed")
 

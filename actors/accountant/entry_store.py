@@ -22,6 +22,7 @@ from ..cache_insight.cache_watch import CacheWatch
 from ..cache_insight.explanation_store import ExplanationStore
 from ..messages.accountant import EngineDied, OpenAccount, Prompted, Routed, StepReport, Unsent
 from ..messages.explanations import ExplainedPrompt
+from .filed_requests import FiledRequests
 from .request_entries import RequestEntries, RequestMessage
 
 AccountantMessage = OpenAccount | Prompted | StepReport | EngineDied | Unsent | Routed | RequestMessage
@@ -69,6 +70,7 @@ class EntryStore:
     stats: CacheStats = attrs.field(factory=CacheStats)
     cache: CacheWatch = attrs.field(factory=CacheWatch)
     explanations: ExplanationStore = attrs.field(factory=ExplanationStore)
+    filed: FiledRequests = attrs.field(factory=FiledRequests)
 
     @property
     def num_open_accounts(self) -> int:

@@ -170,8 +170,6 @@ def deadlines_hold(evidence: Evidence) -> Iterator[str]:
         if arrival.deadline_s is None:
             continue
         due_s = watched.opened_at + arrival.deadline_s
-        if evidence.happened(*DISK_FAULTS) and not is_afterwards(arrival):
-            due_s = max(due_s, evidence.seen.last_fault_s)  # if it has ended, its client waits for the record
         late_s = AT_ONCE_S if evidence.is_quiet or is_afterwards(arrival) else ANSWER_LATE_S
         if watched.ended_at > due_s + 2 * arrival.read_pause_s + late_s:
             yield f"{arrival.request_id} was due at {due_s:g} and ended at {watched.ended_at:g} s"
