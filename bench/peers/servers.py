@@ -152,7 +152,7 @@ class Server:
     """A running server."""
 
     def __init__(self, peer: Peer, model: Path, log: Path) -> None:
-        """Start the server; `wait` until it responds. Quipu keeps its data next to the log: no two servers can share it."""
+        """Start the server; `wait` until it responds. Quipu keeps its data next to the log: two cannot share it."""
         self.peer = peer
         self.port = free_port()
         self._log = log
