@@ -48,7 +48,8 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
     PreparedRows x = prepare_rows<ByteProduct>(m, num_rows(op, pass), worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare(m, op.x + row * op.x_stride, words, sums);
     });
-    for_each_needed_piece(op, pass, division(m, x), worker, [&](const Op& to, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
+    for_each_needed_piece(op, pass, division(m, x), worker,
+                          [&](const Op& to, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t next) {
 #ifdef QUIPU_AMX
         if (rows > kFewRows && Steps(m, 4).are_whole(m, 4)) {  // tiles of fewer would be mostly empty
             Tiles tiles;
@@ -59,7 +60,7 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
             return;
         }
 #endif
-        multiply_codes<C>(to, m, x, row, rows, panel, panels, worker.num_threads);
+        multiply_codes<C>(to, m, x, row, rows, panel, panels, next);
     });
 }
 

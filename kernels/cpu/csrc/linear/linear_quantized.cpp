@@ -94,8 +94,8 @@ void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int
 // Two codes become a pair of bfloat16 in fewer instructions than it takes to store the pair for other rows.
 template <class C>
 void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels,
-              int64_t num_threads) {
-    multiply_codes<C>(op, m, x, row, rows, panel, panels, num_threads);
+              int64_t next) {
+    multiply_codes<C>(op, m, x, row, rows, panel, panels, next);
 }
 #else
 // For more rows than this, codes are expanded to floats first, a part of a panel at a time.
@@ -122,8 +122,8 @@ void multiply_panel(const Op& op, const QuantizedMatrix& m, const PreparedRows& 
 
 template <class C>
 void multiply(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel, int64_t panels,
-              int64_t num_threads) {
-    if (rows <= kDirectRows) return multiply_codes<C>(op, m, x, row, rows, panel, panels, num_threads);
+              int64_t next) {
+    if (rows <= kDirectRows) return multiply_codes<C>(op, m, x, row, rows, panel, panels, next);
     for (int64_t i = 0; i < panels; i++) multiply_panel<C>(op, m, x, row, rows, panel + i);
 }
 #endif
@@ -133,8 +133,9 @@ void multiply_of(const Op& op, const QuantizedMatrix& m, const Pass& pass, const
     PreparedRows x = prepare_rows<Product>(m, num_rows(op, pass), worker, [&](int64_t row, uint32_t* words, float* sums) {
         prepare<typename C::Product>(m, op.x + row * op.x_stride, words, sums);
     });
-    for_each_needed_piece(op, pass, division(m, x), worker, [&](const Op& to, int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-        multiply<C>(to, m, x, row, rows, panel, panels, worker.num_threads);
+    for_each_needed_piece(op, pass, division(m, x), worker,
+                          [&](const Op& to, int64_t row, int64_t rows, int64_t panel, int64_t panels, int64_t next) {
+        multiply<C>(to, m, x, row, rows, panel, panels, next);
     });
 }
 

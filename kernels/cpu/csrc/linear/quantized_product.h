@@ -24,6 +24,7 @@ struct Columns {
     int64_t stride;       // bytes from panel to panel
     const uint8_t* ahead = nullptr;  // what is prefetched with unit 0, and how many bytes further with each block; null: what is read
     int64_t ahead_step = 0;
+    int64_t until_next = 1;  // panels to the one that the thread multiplies next, whose first codes are prefetched with the last ones here
 };
 
 // What a call has of each row, for all its panels: `totals` of groups that are complete, and the sum of one that is not
@@ -70,6 +71,8 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
     const uint8_t* const panel_codes = columns.codes;
     const uint8_t* next = columns.ahead + first / C::kUnits * columns.ahead_step;
     const int64_t next_step = columns.ahead_step;
+    const int64_t panel_bytes = matrix.panel_bytes(), skipped = (columns.until_next - 1) * panel_bytes;
+    const uint8_t* const last_codes = panel_codes + panel_bytes - kCodesAhead;
     const float* const sums_of_x = x.sums(0);
     const uint32_t* const starts = x.starts(0, matrix);
     float* const totals = sums.totals;
@@ -92,14 +95,15 @@ __attribute__((noinline)) static void multiply_rows(const PreparedRows& x, const
         for (int64_t blocks = (end - unit) / C::kUnits; blocks > 0; blocks--, at += 2 * C::kBytes, next += next_step) {
             if constexpr (MR > 2)  // fewer have registers enough
                 UNROLL for (int m = 0; m < MR; m += 3) thirds[m / 3] = hidden(thirds[m / 3]);
+            const int64_t ahead = at < last_codes ? kCodesAhead : kCodesAhead + skipped;
             UNROLL for (int done = 0; done < NP; done += kTogether) {
                 decltype(codes.load(at)) raw[kTogether];
                 UNROLL for (int n = 0; n < kTogether; n++) {
                     const uint8_t* p = at + (done + n) * panel_stride;
                     for (int line = 0; line < 2 * C::kBytes; line += 64) {
                         if constexpr (kNext) prefetch(next + line);
-                        else if constexpr (is_reading<C, MR>) prefetch(p + kCodesAhead + line);
-                        else prefetch_first(p + kCodesAhead + line);
+                        else if constexpr (is_reading<C, MR>) prefetch(p + ahead + line);
+                        else prefetch_first(p + ahead + line);
                     }
                     raw[n] = codes.load(p);
                 }

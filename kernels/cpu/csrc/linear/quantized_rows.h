@@ -105,10 +105,11 @@ inline Division division(const QuantizedMatrix&, [[maybe_unused]] const Prepared
 
 // Computes a piece without its first rows, if nothing reads them.
 template <class F>
-static void compute_needed(const Op& op, const Pass& pass, const Division& by, int64_t row, int64_t rows, int64_t panel, int64_t panels, F go) {
+static void compute_needed(const Op& op, const Pass& pass, const Division& by, int64_t row, int64_t rows, int64_t panel, int64_t panels,
+                           int64_t next, F go) {
     int64_t end = row + rows, step = by.keeps_rows ? by.step : rows, columns = (panel + panels) * kPanel;
     while (row < end && !is_needed(op, pass, row, std::min(row + step, end), columns)) row += step;
-    if (row < end) go(op, row, end - row, panel, panels);
+    if (row < end) go(op, row, end - row, panel, panels, next);
 }
 
 // Computes some panels of gate and the same panels of up at a time, and stores their activation.
@@ -123,7 +124,7 @@ static void for_each_activated_piece(const Op& op, const Pass& pass, const Divis
         stored.y_stride = 2 * columns;
         for (int64_t part = 0, first = panel; part < 2; part++, first += num_panels) {
             stored.y = kept.data() + part * columns - row * stored.y_stride - first * kPanel;
-            go(stored, row, rows, first, panels);
+            go(stored, row, rows, first, panels, panel + (part == 0 ? num_panels : worker.num_threads * panels));
         }
         for (int64_t r = 0; r < rows; r++) {
             const float* gate = kept.data() + r * 2 * columns;
@@ -136,7 +137,8 @@ static void for_each_activated_piece(const Op& op, const Pass& pass, const Divis
     });
 }
 
-// Divides a product among threads. `go(op, row, rows, panel, panels)` computes a piece and stores it in y of its `op`.
+// Divides a product among threads. `go(op, row, rows, panel, panels, next)` computes a piece and stores it in y of its `op`; `next`
+// is the panel that this thread multiplies after it, if the threads take their pieces in turn.
 template <class F>
 static void for_each_needed_piece(const Op& op, const Pass& pass, const Division& by, const Worker& worker, F go) {
     if (op.activation) return for_each_activated_piece(op, pass, by, worker, go);
@@ -149,11 +151,15 @@ static void for_each_needed_piece(const Op& op, const Pass& pass, const Division
         Division by_heads{by.rows, by.step, 1, by.keeps_rows};
         for_each_piece(num_rows(op, pass), num_panels / of_head, by_heads, worker, [&](int64_t row, int64_t rows, int64_t head, int64_t) {
             kept.resize(std::max<size_t>(kept.size(), rows * width));
-            compute_needed(op, pass, by, row, rows, head * of_head, of_head, [&](const Op&, int64_t first, int64_t count, int64_t panel, int64_t) {
+            int64_t panel = head * of_head, end = panel + of_head, next = panel + worker.num_threads * of_head;
+            compute_needed(op, pass, by, row, rows, panel, of_head, next, [&](const Op&, int64_t first, int64_t count, auto...) {
                 Op stored = op;  // its y has the rows and columns of this piece alone
                 stored.y = kept.data() - first * width - head * width;
                 stored.y_stride = width;
-                for (int64_t i = 0; i < of_head; i += by.panels) go(stored, first, count, panel + i, std::min(by.panels, of_head - i));
+                for (int64_t i = panel, after; i < end; i = after) {
+                    after = std::min(i + by.panels, end);
+                    go(stored, first, count, i, after - i, after < end ? after : next);
+                }
                 take_head(attend, pass, first, count, head, kept.data());
             });
         });
@@ -161,7 +167,7 @@ static void for_each_needed_piece(const Op& op, const Pass& pass, const Division
     }
 #endif
     for_each_piece(num_rows(op, pass), num_panels, by, worker, [&](int64_t row, int64_t rows, int64_t panel, int64_t panels) {
-        compute_needed(op, pass, by, row, rows, panel, panels, go);
+        compute_needed(op, pass, by, row, rows, panel, panels, panel + worker.num_threads * panels, go);
     });
 }
 
@@ -169,11 +175,11 @@ constexpr int64_t kFewRows = 8, kPanelRows = 64;
 // Not with AVX-512 alone, where products of several rows take so long that codes are best prefetched into the first-level cache.
 constexpr bool kPrefetchesNext = kPairCodes || kLanes == 8;
 
-// At most kFewRows rows by several panels, from the codes themselves. `ahead`: what is prefetched meanwhile, a part of so many of
-// as many bytes as a panel has; null: the codes, as they are read.
+// At most kFewRows rows by several panels, from the codes themselves. `next`: the panel that the thread multiplies then. `ahead`:
+// what is prefetched meanwhile, a part of so many of as many bytes as a panel has; null: the codes that are read next.
 template <class C>
 static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
-                         int64_t panels, const uint8_t* ahead = nullptr, int64_t parts = 1) {
+                         int64_t panels, int64_t next, const uint8_t* ahead = nullptr, int64_t parts = 1) {
     alignas(64) float totals[kFewRows * kMostPanels * kPanel];
     int64_t units = m.padded_width() / C::Product::kInputs;
     PreparedRows some{x.p + row * x.stride, x.stride, x.sums_at};
@@ -181,7 +187,8 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
         count = panels - done >= 4 ? 4 : panels - done >= 2 ? 2 : 1;
         if (rows > kRowsAtOnce<4>) count = std::min<int64_t>(count, rows > kRowsAtOnce<2> ? 1 : 2);
         const uint8_t* codes = m.codes + (panel + done) * m.panel_bytes();
-        Columns columns{&m, panel + done, codes, m.panel_bytes(), ahead, 2 * C::kBytes / parts};
+        int64_t until_next = done + count < panels ? count : next - panel - done;
+        Columns columns{&m, panel + done, codes, m.panel_bytes(), ahead, 2 * C::kBytes / parts, until_next};
         Sums sums{totals, nullptr};
         if (count == 4) multiply_all<C, 4>(rows, some, columns, 0, units, sums);
         else if (count == 2) multiply_all<C, 2>(rows, some, columns, 0, units, sums);
@@ -195,15 +202,16 @@ static void multiply_few(const Op& op, const QuantizedMatrix& m, const PreparedR
 // first-level cache.
 template <class C>
 static void multiply_codes(const Op& op, const QuantizedMatrix& m, const PreparedRows& x, int64_t row, int64_t rows, int64_t panel,
-                           int64_t panels, int64_t num_threads) {
-    if (rows <= kFewRows) return multiply_few<C>(op, m, x, row, rows, panel, panels);
-    int64_t parts = (rows + kFewRows - 1) / kFewRows, step = rows <= kPanelRows ? 1 : panels;
-    for (int64_t i = 0; i < panels; i += step) {
-        const uint8_t* next = m.codes + (panel + (i + 1 < panels ? i + 1 : num_threads * panels)) * m.panel_bytes();
+                           int64_t panels, int64_t next) {
+    if (rows <= kFewRows) return multiply_few<C>(op, m, x, row, rows, panel, panels, next);
+    int64_t parts = (rows + kFewRows - 1) / kFewRows, step = rows <= kPanelRows ? 1 : panels, later = parts - 1;
+    for (int64_t i = panel, end = panel + panels; i < end; i += step) {
+        int64_t after = i + step < end ? i + step : next;
         for (int64_t part = 0; part < parts; part++) {
-            int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first, later = parts - 1;
-            const uint8_t* ahead = kPrefetchesNext && step == 1 && part > 0 ? next + (part - 1) * (m.panel_bytes() / later) : nullptr;
-            multiply_few<C>(op, m, x, row + first, count, panel + i, step, ahead, ahead ? later : 1);
+            int64_t first = rows * part / parts, count = rows * (part + 1) / parts - first;
+            const uint8_t* ahead = nullptr;
+            if (kPrefetchesNext && step == 1 && part > 0) ahead = m.codes + after * m.panel_bytes() + (part - 1) * (m.panel_bytes() / later);
+            multiply_few<C>(op, m, x, row + first, count, i, step, part < later ? i : after, ahead, ahead ? later : 1);
         }
     }
 }
