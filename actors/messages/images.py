@@ -49,5 +49,6 @@ class ImageFormat:
     """An image's tokens attend to one another in both directions: no pass may end between them."""
 
 
-IMAGE_MARK = "\ufdd2"
-"""What stands for an image in the content of a message: a noncharacter, which never occurs in text."""
+IMAGE_MARK = "\ufdd4"
+"""What stands for an image in the content of a message: a noncharacter, which never occurs in text, and none of those
+that mark places in a chat while it is rendered (`chat_template.py`, `message_spans.py`)."""

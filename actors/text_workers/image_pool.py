@@ -24,6 +24,7 @@ from ..messages.images import EncodedImage, ImageFormat, PromptImage
 from ..messages.outcomes import ErrorKind, RequestError
 from ..shared.fair_queue import FairQueue
 from ..shared.image_files import check_room, read_image_format
+from ..shared.token_decoding import Decoding
 from ..tokenizer.chat_template import RenderedChat
 from ..tokenizer.encoder import EncodedChat
 from ..tokenizer.encoding_errors import ImageRefused, WorkerUnavailable
@@ -132,6 +133,13 @@ class ImagePool:
         """Return a chat with the texts that the model wants around its images. Raises TemplateError."""
         texts = None if self.format is None or not num_images else self.format.texts
         return rendered if texts is None else with_texts(rendered, num_images, texts)
+
+    def shown(self, decoder: Decoding) -> str:
+        """Return what stands for an image in a chat that is tokenized; nothing if there are none."""
+        if self.format is None:
+            return ""
+        texts = self.format.texts
+        return decoder.names_of([self.format.placeholder])[0] if texts is None else texts.replacement
 
     def place(self, encoded: EncodedChat, images: Sequence[PromptImage]) -> EncodedChat:
         """Return a chat with its images. Raises TemplateError."""

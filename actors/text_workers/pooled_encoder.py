@@ -260,13 +260,13 @@ class PooledEncoder:
             return too_long
         marks = chat.marks
         located = attrs.evolve(chat, messages=()) if chat.locates_parts else None
-        outlined = chat if outlines else None
+        outlined, image = (chat if outlines else None), self._images.shown(self._decoder)
         del chat
         cache, owner = None if options.owner is None else self._segments, options.owner or ""
 
         def encode(encoder: TextEncoder) -> EncodedChat | TooManyTokens:
             shown = self._images.spread(rendered, len(images))
-            ends = _outlined(outlined, shown.text, encoder)
+            ends = _outlined(outlined, shown.text, encoder, image)
             return encoder.encode_chat(shown, marks, cache, owner, located, max_tokens=max_tokens, outlined=ends)
 
         slot = self.enter(options.tenant, num_text_bytes(rendered.text))
@@ -286,8 +286,8 @@ class PooledEncoder:
             slot.leave()
 
 
-def _outlined(chat: ChatPrompt | None, text: str, encoder: TextEncoder) -> tuple[int, ...]:
-    return () if chat is None else part_ends(chat, text, encoder.split_points.tokens_between)
+def _outlined(chat: ChatPrompt | None, text: str, encoder: TextEncoder, image: str) -> tuple[int, ...]:
+    return () if chat is None else part_ends(chat, text, encoder.split_points.tokens_between, image)
 
 
 def _longer_than_read(error: RequestError, param: str) -> RequestError:

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from ..messages.images import IMAGE_MARK
 from ..messages.prompts import ChatPart, ChatPrompt, PartSpan
 
 _BEGIN, _END = "\ufdd2", "\ufdd3"
@@ -163,14 +164,17 @@ class FoundPart:
     end: int
 
 
-def search_parts(chat: ChatPrompt, text: str) -> list[FoundPart]:
-    """Return where the parts of a chat are in its text, as far as they are found one after the other."""
+def search_parts(chat: ChatPrompt, text: str, image: str = "") -> list[FoundPart]:
+    """Return where the parts of a chat are in its text, as far as they are found one after the other.
+
+    `image`: what stands for an image in the text; without it, images are not found.
+    """
     places: list[FoundPart] = []
     at = 0
     for index, (part, start) in enumerate(_with_starts(chat.parts)):
         message = chat.messages[part.chat_message]
         if part.call is None:
-            wanted = message["content"][start : part.num_chars].strip()
+            wanted = message["content"][start : part.num_chars].strip().replace(IMAGE_MARK, image)
         else:
             wanted = message["tool_calls"][part.call]["function"]["name"]
         found = text.find(wanted, at) if wanted else -1

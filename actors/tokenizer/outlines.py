@@ -24,14 +24,14 @@ FindTokens = Callable[[str, int, int], Sequence[str]]
 """Returns the added tokens at which a text may be split, between two positions, in order."""
 
 
-def part_ends(chat: ChatPrompt, text: str, find_tokens: FindTokens) -> tuple[int, ...]:
+def part_ends(chat: ChatPrompt, text: str, find_tokens: FindTokens, image: str = "") -> tuple[int, ...]:
     """Return the characters of `text` up to the end of each of `chat.parts`, never decreasing.
 
-    Empty for too many parts, and if none is found.
+    Empty for too many parts, and if none is found. `image`: what stands for an image in the text.
     """
     if len(chat.parts) > MAX_PARTS:
         return ()
-    places = search_parts(chat, text)
+    places = search_parts(chat, text, image)
     if not places:
         return ()
     header = _header(places, text, find_tokens)

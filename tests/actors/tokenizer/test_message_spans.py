@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
+from quipu.actors.messages.images import IMAGE_MARK
 from quipu.actors.messages.prompts import ChatPart, ChatPrompt, PartSpan
 from quipu.actors.shared.tokenizers_library import load_library
 from quipu.actors.tokenizer.chat_template import ChatTemplate
@@ -26,6 +27,17 @@ PARTS = (
     ChatPart(3, None, "user", 4, 4),
 )
 CHAT = ChatPrompt(HISTORY, parts=PARTS, locates_parts=True)
+
+_SHOW = "{{ '[image]' if part.type == 'image' else part.text }}"
+IN_PLACE = (
+    "{% for message in messages %}[{{ message.role }}]{% for part in message.content %}"
+    + _SHOW
+    + "{% endfor %}[end]{% endfor %}[assistant]"
+)
+FIRST = IN_PLACE.replace(" in message.content", " in message.content | selectattr('type', 'equalto', 'image')").replace(
+    "[end]", "{% for part in message.content if part.type == 'text' %}{{ part.text }}{% endfor %}[end]"
+)
+"""Templates that show images where they are, and before the text of their message, as LLaVA's own."""
 
 
 def pieces(source: str, chat: ChatPrompt) -> list[tuple[Any, ...]]:
@@ -110,3 +122,21 @@ def test_a_position_is_found() -> None:
     spans = (PartSpan(None, None, "tools", 0, 4), PartSpan(0, None, "user", 4, 9))
     assert [span_at(spans, token) for token in (0, 3, 4, 8, 9)] == [spans[0], spans[0], spans[1], spans[1], None]
     assert span_at((), 0) is None
+
+
+@pytest.mark.parametrize(("source", "shown"), [(IN_PLACE, "Look: [image] and"), (FIRST, "[image]Look:  and")])
+def test_images_are_spans(source: str, shown: str) -> None:
+    """An image is a span of its own where the template shows it in its place; in any case the message's ends are."""
+    content = f"Look: {IMAGE_MARK} and"
+    parts = tuple(ChatPart(0, number, "user", 0, num_chars) for number, num_chars in enumerate((6, 7, len(content))))
+    chat = ChatPrompt(({"role": "user", "content": content},), parts=parts, locates_parts=True)
+    template = ChatTemplate(source, {}, lists_parts=True)
+    rendered = template.render(chat)
+    assert rendered.text == f"[user]{shown}[end][assistant]"
+    spans = spans_of(chat, rendered.part_ends, len(rendered.text))
+    told = [(span.message, span.part, rendered.text[span.start : span.end]) for span in spans]
+    if source == IN_PLACE:
+        wanted = [(0, 0, "[user]Look:"), (0, 1, " [image]"), (0, 2, " and")]
+    else:
+        wanted = [(0, 0, "[user][image]Look:"), (0, 1, " "), (0, 2, " and")]
+    assert told == [*wanted, (None, None, "[end][assistant]")]

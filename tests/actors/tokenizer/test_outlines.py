@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from quipu.actors.messages.explanations import PromptOutline
+from quipu.actors.messages.images import IMAGE_MARK
 from quipu.actors.messages.prompts import ChatPart, ChatPrompt
 from quipu.actors.tokenizer import outlines
 from quipu.actors.tokenizer.outlines import outline_of, part_ends
@@ -129,3 +130,14 @@ async def test_outline_of_served_chats(autojump_clock: trio.abc.Clock, texts: tu
         assert num_tokens <= part.end - part.start <= num_tokens + 20
     assert outline.part_at(outline[1].start - 1) == outline[0] and outline.part_at(outline[1].start) == outline[1]
     assert outline.start_of(1) == outline[1].start and outline.start_of(None) == 0
+
+
+def test_images_are_parts() -> None:
+    """A message that ends with an image reaches to the end of what stands for it, as do parts that are images."""
+    content = f"Look:{IMAGE_MARK}{IMAGE_MARK} and?"
+    parts = tuple(ChatPart(0, number, "user", 0, num_chars) for number, num_chars in enumerate((5, 6, 7, len(content))))
+    chat = ChatPrompt(({"role": "user", "content": content},), parts=parts)
+    text = rendered(("user", content.replace(IMAGE_MARK, "\n<image>")))
+    ends = part_ends(chat, text, find_tokens, "\n<image>")
+    assert pieces(text, ends)[1:4] == ["\n<image>", "\n<image>", " and?"]
+    assert pieces(text, part_ends(chat, text, find_tokens))[1:3] == ["", ""], "nobody says what stands for one"
