@@ -110,9 +110,19 @@ SERVER_INFO = Operation(
     answer=record(
         {
             "version": TEXT_VALUE,
+            "model": maybe(TEXT_VALUE),
+            "model_names": array(TEXT_VALUE),
+            "max_model_len": COUNT,
+            "vocab_size": COUNT,
+            "state": TEXT_VALUE,
+            "detail": maybe(TEXT_VALUE),
+            "incarnation": COUNT,
             "kv_cache": _KV_CACHE,
             "engine": maybe(_DESCRIPTION),
             "engines": array(_ONE_ENGINE),
+            "upstreams": array(ANY_OBJECT),
+            "output": record(dict.fromkeys(("tool_call_parser", "reasoning_parser", "reason"), maybe(TEXT_VALUE))),
+            "keys": ANY_OBJECT,
             "settings": ANY_OBJECT,
         }
     ),
