@@ -26,7 +26,7 @@ from ..api.cache.explanation_json import Reader, explanation_pieces
 from .command_output import EXIT_FAILED, EXIT_USAGE, complain, indented, print_result, printable
 from .explanation_sentences import sentences
 from .ledger_flags import URL_VARIABLE
-from .one_line_parser import OneLineParser
+from .one_line_parser import OneLineParser, folder
 from .server_flags import KEY_VARIABLE, add_server_flags
 
 PATIENCE_S = 30.0
@@ -49,7 +49,7 @@ def make_parser() -> OneLineParser:
     add("request_id", metavar="REQUEST_ID", help="the server's own id, from X-Quipu-Request-Id")
     add_server_flags(add)
     add("--json", action="store_true", help="print everything that is known, as JSON")
-    add("--data-dir", metavar="FOLDER", help="read this data directory instead of asking a server")
+    add("--data-dir", type=folder, metavar="FOLDER", help="read this data directory instead of asking a server")
     add("--ledger-url", metavar="URL", help=f"read this database instead; or, with --data-dir, set {URL_VARIABLE}")
     return parser
 

@@ -15,6 +15,7 @@ from quipu.actors.ledger.database import redacted
 from quipu.actors.ledger.service import LedgerConfig
 from quipu.actors.ledger.webhook import WebhookConfig
 
+from .one_line_parser import folder
 from .setting_flags import integer, number
 
 URL_VARIABLE = "QUIPU_LEDGER_URL"
@@ -47,7 +48,7 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
 def add_place_flags(add: Callable[..., Any]) -> None:
     """Add the flags that say where a ledger is."""
     data_help = "the server's data directory (default: data, unless --ledger-url is given)"
-    add("--data-dir", metavar="FOLDER", help=data_help)
+    add("--data-dir", type=folder, metavar="FOLDER", help=data_help)
     add("--ledger-url", metavar="URL", help=f"URL of the database; or set {URL_VARIABLE}")
 
 

@@ -124,6 +124,13 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
     return found
 
 
+def folder(text: str) -> str:
+    """Check the name of a folder. An empty one, as a variable without a value gives, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must name a folder, not ''")
+    return text
+
+
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the long flags of a parser and of its commands."""
     for action in actions_of(parser):

@@ -27,7 +27,7 @@ import orjson
 
 from .command_output import EXIT_FAILED, EXIT_INTERRUPTED
 from .command_progress import command_progress
-from .one_line_parser import OneLineParser
+from .one_line_parser import OneLineParser, folder
 
 POLL_S: Final = 0.2
 STOP_S: Final = 60.0
@@ -187,5 +187,5 @@ def make_parser() -> OneLineParser:
     add("--model", default="demo", metavar="MODEL", help="the checkpoint, as for `quipu serve` (default: demo)")
     add("--concurrency", type=int, default=64, metavar="N", help="lines that run at once (default: %(default)s)")
     data_help = "where the ledger is kept (default: a folder that is removed at the end)"
-    add("--data-dir", metavar="FOLDER", help=data_help)
+    add("--data-dir", type=folder, metavar="FOLDER", help=data_help)
     return parser

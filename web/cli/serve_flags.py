@@ -21,6 +21,7 @@ from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
 from .lora_flags import add_lora_flags
+from .one_line_parser import folder
 from .response_flags import add_store_flags
 from .setting_flags import add_settings, integer, number, parse_size
 from .upstream_flags import add_upstream_flags
@@ -146,7 +147,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add_settings(add, "log")
     add_batch_flags(command.add_argument_group("files and batches").add_argument)
     add = command.add_argument_group("ledger and shutdown").add_argument
-    add("--data-dir", default="data", metavar="FOLDER", help="folder for what must outlive the server")
+    add("--data-dir", type=folder, default="data", metavar="FOLDER", help="folder for what must outlive the server")
     add_ledger_flags(add)
     add_store_flags(command.add_argument_group("stored responses").add_argument)
     shutdown_help = "how long open requests may take to finish at shutdown (default: %(default)g)"

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from quipu.actors.ledger.service import LedgerConfig
+from quipu.web.cli import explain_command, ledger, run_batch_command, serve_command
 from quipu.web.cli.ledger_flags import ledger_config, ledger_settings
 from quipu.web.cli.serve_flags import add_serve_flags
 
@@ -44,6 +45,15 @@ def test_invalid_bounds(flag: str, value: str, message: str, capsys: pytest.Capt
         config_of(f"{flag}={value}")
     error = capsys.readouterr().err
     assert flag in error and message in error
+
+
+def test_folder_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty folder is refused, where it would be the one that the command runs in, with books begun anew there."""
+    parsers = [command.make_parser() for command in (serve_command, ledger, explain_command, run_batch_command)]
+    for parser, before in zip(parsers, ([], ["verify"], [], []), strict=True):
+        with pytest.raises(SystemExit):
+            parser.parse_args([*before, "--data-dir", ""])
+        assert "--data-dir: must name a folder, not ''" in capsys.readouterr().err
 
 
 def test_webhook() -> None:
