@@ -98,9 +98,9 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_finish() -> None:
     """The collector need not look through torch and all else that tests import: that took half a second each time.
 
-    It runs less often, too: tests make many short-lived cycles, and looking for them took a tenth of the time.
+    Not even now: to find the cycles of 170,000 objects among them takes more than a second. It runs less often, too:
+    tests make many short-lived cycles, and looking for them took a tenth of the time.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 from tests.fake_oracle import continuation
@@ -47,7 +48,8 @@ def plain_tokens() -> dict[str, int]:
     """Return the ids of tokens of two or more letters by text, if no other token has the same text."""
     texts = [vocabulary.decoder.token_text(token_id).text for token_id in range(vocabulary.tokenizer.get_vocab_size())]
     plain = [text.strip().isalpha() and text.isascii() and len(text) > 1 for text in texts]
-    return {text: token_id for token_id, text in enumerate(texts) if plain[token_id] and texts.count(text) == 1}
+    number = Counter(texts)
+    return {text: token_id for token_id, text in enumerate(texts) if plain[token_id] and number[text] == 1}
 
 
 PLAIN_TOKENS = plain_tokens()

@@ -6,6 +6,8 @@ No weights are loaded: a family's `parse` decides before any tensor is read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
 from statistics import NormalDist
 from typing import Any
 
@@ -24,9 +26,15 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LONG = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "partial_rotary_factor": 0.5}
 
 
+@cache
+def _written(name: str) -> dict[str, Any]:
+    written: dict[str, Any] = CONFIGS[name]().to_dict()
+    return written
+
+
 def config_of(name: str, **changes: Any) -> dict[str, Any]:
     """Return the config.json that transformers writes for a checkpoint, with entries changed; `...` removes one."""
-    config = {**CONFIGS[name]().to_dict(), **changes}
+    config = {**deepcopy(_written(name)), **changes}
     config["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]
     return {key: value for key, value in config.items() if value is not ...}
 

@@ -23,7 +23,7 @@ from tests.web.wires import PATIENCE_S
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi"}
 STREAM = {**BODY, "stream": True}
-EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
+EVENT = pydantic.TypeAdapter(ResponseStreamEvent, config=pydantic.ConfigDict(defer_build=True))
 USAGE = {
     "input_tokens": 40,
     "input_tokens_details": {"cached_tokens": 32, "cache_write_tokens": 0},

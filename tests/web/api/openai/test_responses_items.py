@@ -23,7 +23,7 @@ from tests.web.replies import reply_to, streamed, whole
 
 BODY: dict[str, Any] = {"input": "hi"}
 STREAM = {**BODY, "stream": True}
-EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
+EVENT = pydantic.TypeAdapter(ResponseStreamEvent, config=pydantic.ConfigDict(defer_build=True))
 OWN = {"store", "status", "frequency_penalty", "presence_penalty"}
 """In the response or in a custom tool's call, but not in the types of OpenAI's client."""
 PATCH = "*** Begin Patch\n+\u2028é"
