@@ -86,6 +86,9 @@ async def read_parts(
             texts.append(part.text("refusal" if kind == "refusal" else "text"))
         elif kind == image_type and images is not None:
             texts.append(images.read_part(part))
+        elif kind == image_type:
+            problem = f"must be {allowed}; parts of type `{kind}` belong in messages of users and results of tools"
+            raise unsupported_value(part.param("type"), problem)
         else:
             raise unsupported_type(part, "parts", allowed)
         breakpoints.append(read_breakpoint(part))

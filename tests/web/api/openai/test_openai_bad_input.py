@@ -142,6 +142,11 @@ ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[0].type",
         "`image_url`",
     ),
+    (
+        {"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "belong in messages of users",
+    ),
     ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages[0].name", "a string"),
     ({"max_tokens": 0}, "max_tokens", "at least 1"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
