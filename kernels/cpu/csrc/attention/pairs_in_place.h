@@ -7,10 +7,9 @@
 // What must always hold: the bits are those of `Pairs::add` over a packed copy: with AVX-512 BF16 one chain per sum, k
 // ascending; with AMX the chains of tiles, computed with the instructions for vectors.
 #pragma once
-#include <cpuid.h>
-
 #include "attention.h"
 #include "../vec/pairs.h"
+#include "../vec/processor.h"
 
 namespace {
 
@@ -30,16 +29,6 @@ inline __m512i interleaved(const bf16* even, const bf16* odd) {
 #else
 #include "chains_avx512.h"
 #endif
-
-// Whether memory delivers more if the parts of a long run are read one after the other: with Zen 5 a tenth to a fifth more.
-// Others keep more reads in flight if a line of each of several parts is read in turn (measured with Zen 4).
-inline bool reads_runs_faster() {
-    unsigned eax, ebx, ecx, edx;
-    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_AMD_ebx) return false;
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return false;
-    constexpr unsigned kZen5 = 0x1A;  // the family
-    return (eax >> 8 & 0xF) + (eax >> 20 & 0xFF) == kZen5;
-}
 
 constexpr int64_t kTogether = 8;  // parts of kSlots slots that are read, or prefetched, at the same time
 constexpr int64_t kPartsOfChain = kValueSlots / kSlots;
@@ -121,9 +110,11 @@ void in_parts(int64_t count, F go) {
 template <class T>
 void add_keys_in_place(const KeyPart<T>* parts, int64_t num_parts, bool are_run, int64_t stride, int64_t num_rows, int64_t width) {
     ChainMode mode;
-    static const bool runs_are_faster = reads_runs_faster();
+    // With Zen 5, memory delivers a tenth to a fifth more if the parts of a long run are read one after the other. Others keep more
+    // reads in flight if a line of each of several parts is read in turn (measured with Zen 4).
+    bool in_turn = sizeof(T) == 2 && are_run && is_zen5();
     with_rows(num_rows, [&](auto rows) {
-        if (sizeof(T) == 2 && are_run && runs_are_faster) {
+        if (in_turn) {
             for (int64_t i = 0; i < num_parts; i++) multiply_keys<rows.value, 1>(parts + i, stride, width / 2);
             return;
         }
