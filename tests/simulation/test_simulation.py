@@ -23,7 +23,7 @@ from tests.simulation.virtual_time import check_trio
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(500)
-"""They take half a minute on two cores; `make soak` runs more."""
+"""They take a minute on two cores; `make soak` runs more."""
 SAME_EVERYWHERE = range(20)
 
 
