@@ -14,8 +14,8 @@ from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.models.known_entries import words
 from quipu.kernels.models.refusals import COMMON
 from tests.kernels.family_configs import CONFIGS
+from tests.kernels.models.parsed_configs import config_of
 from tests.kernels.models.test_null_flags import flags_of
-from tests.kernels.models.test_refusals import config_of
 
 _YARN = {
     "rope_type": "yarn",
@@ -101,7 +101,7 @@ UNVARIED = words(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads max_position_embeddings "
     "intermediate_size_mlp moe_intermediate_size num_experts num_local_experts n_routed_experts kv_lora_rank "
     "qk_nope_head_dim qk_rope_head_dim v_head_dim altup_num_inputs",
-    # older spellings, and entries that transformers' classes do not have or ignore: `test_refusals.py`
+    # older spellings, and entries that transformers' classes do not have or ignore: `test_accepted_entries.py`
     "rope_theta rope_scaling partial_rotary_factor hidden_act hidden_activation activation rope_local_base_freq "
     "sliding_window_pattern _sliding_window_pattern experts_per_token initial_context_length swiglu_alpha "
     "num_nextn_predict_layers num_mtp_layers moe_layer_freq scoring_func mlp_type norm_type "

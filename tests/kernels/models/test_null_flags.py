@@ -13,7 +13,7 @@ from quipu.kernels.models.config import DecoderConfig
 from quipu.kernels.models.families import FAMILIES
 from quipu.kernels.models.refusals import COMMON
 from tests.kernels.family_configs import CONFIGS
-from tests.kernels.models.test_refusals import config_of, parse
+from tests.kernels.models.parsed_configs import config_of, parse
 
 
 def flags_of(name: str) -> Iterator[tuple[str, bool | None]]:
