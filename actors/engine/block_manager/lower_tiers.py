@@ -176,7 +176,7 @@ class LowerTiers:
         found = self.loads.find(sequence_id, keys, first, limit, peer)
         num_worthy = self.costs.worth_loading(found) if found else 0
         if num_worthy < len(found):
-            (self._cut if num_worthy else self._declined).add(sequence_id)
+            self._declined.add(sequence_id)
         return found[:num_worthy]
 
     def why_not_loaded(self, sequence_id: int, num_found: int) -> MissReason | None:
@@ -211,6 +211,8 @@ class LowerTiers:
         """Begin to load the next blocks of a candidate into `blocks`. It waits for them."""
         self.loads.begin(prompt, stretches, blocks, is_wanted=True)
         self.loading_ids.append(prompt.sequence_id)
+        if prompt.sequence_id in self._declined:
+            self._cut.add(prompt.sequence_id)
 
     def on_late(self, late: MoveLate) -> LoadsOver | None:
         """Stop waiting for a late load. Return the scheduler's message; None if it is over or known to be late."""

@@ -271,3 +271,17 @@ def test_partly_cheaper_to_compute() -> None:
     granted = engine.grant(Candidate(1, PROMPT, 13))
     assert granted.admitted_tier_spans == [{"host": [0, 4]}]
     assert (granted.admitted_misses[0].reason, granted.admitted_misses[0].token) == (MissReason.CHEAPER_TO_COMPUTE, 4)
+
+
+def test_part_of_a_load_without_room() -> None:
+    """What was not loaded since computing it is faster is forgotten if there was no room for the rest of the load."""
+    fixed = FixedCosts(compute_s=0.001, latency_s={Tier.DISK: 1.0}, block_s={})
+    engine = managed(7, host=4, costs=LoadCosts(LoadPolicy.AUTO, SIZE, fixed))
+    for tier, keys in ((Tier.HOST, KEYS[:1]), (Tier.DISK, KEYS[1:])):
+        taken = engine.tiers[tier].index.take(keys)
+        for key, slot in zip(keys, taken.slots, strict=True):
+            engine.tiers[tier].index.put(key, slot)
+    granted = engine.grant(Candidate(2, OTHER, 13), Candidate(1, PROMPT, 13))
+    assert (granted.admitted_ids, granted.loading_ids) == ([2], [])
+    (miss,) = engine.grant(Candidate(1, PROMPT, 13), reset=True).admitted_misses
+    assert miss.reason is MissReason.DIVERGED
