@@ -28,6 +28,7 @@ from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.web.api.body_field import OFF, BodyField
 from quipu.web.api.body_table import SHAPES
 from quipu.web.api.foreign_table import EITHER, FOREIGN, ForeignField
+from quipu.web.cli.setting_flags import GROUPS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN = "<!-- made by `python -m scripts.declared_tables` -->"
@@ -35,13 +36,14 @@ END = "<!-- end of the table -->"
 
 
 def settings_table() -> str:
-    """Return the table of engine settings for operators."""
-    rows = [
-        (_flags(setting), _setting_values(setting), setting.default_words(), setting.help)
-        for setting in SETTINGS
-        if setting.help
-    ]
-    return _table(("flag", "values", "default", "what"), rows)
+    """Return the tables of engine settings for operators, grouped as in `quipu serve --help`."""
+    by_title: dict[str, list[Sequence[str]]] = {title: [] for title in GROUPS.values()}
+    for setting in SETTINGS:
+        if setting.help:
+            row = (_flags(setting), _setting_values(setting), setting.default_words(), setting.help)
+            by_title[GROUPS[setting.group]].append(row)
+    head = ("flag", "values", "default", "what")
+    return "\n".join(f"## {title[0].upper()}{title[1:]}\n\n{_table(head, rows)}" for title, rows in by_title.items())
 
 
 def sampling_table() -> str:
@@ -142,8 +144,17 @@ def _setting_values(setting: Setting) -> str:
         "size": "bytes, or a size such as `4GiB`",
         "kv_events": "a JSON object",
         "resources": "a JSON object of amounts above 0",
+        "engines": "a number, or numbers by role such as `prefill:1,decode:3`",
+        "pass_costs": "numbers of tokens with their costs, such as `1:20,8:24`",
+        "ports": "a port, or a range such as `7600-7607`",
+        "names": "names, separated by commas",
     }
-    return _values(kinds.get(setting.reader, setting.reader), setting.bounds)
+    words = kinds.get(setting.reader, setting.reader)
+    return (
+        f"{words}; {setting.bounds.words()}"
+        if "," in words and setting.bounds.words()
+        else _values(words, setting.bounds)
+    )
 
 
 def _field_values(field: SamplingField) -> str:

@@ -23,7 +23,7 @@ from .ledger_flags import add_ledger_flags
 from .lora_flags import add_lora_flags
 from .one_line_parser import folder
 from .response_flags import add_store_flags
-from .setting_flags import add_settings, integer, number, parse_size
+from .setting_flags import GROUPS, add_settings, integer, number, parse_size
 from .upstream_flags import add_upstream_flags
 
 OPTIONS = AppOptions()
@@ -74,10 +74,10 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="where defaults of sampling fields come from: the checkpoint's generation_config.json (auto, the "
         "default), nowhere (vllm), or that file in a folder",
     )
-    add_settings(command.add_argument_group("engine, weights and KV cache").add_argument, "engine")
-    add_settings(command.add_argument_group("tiers of the KV cache below the device").add_argument, "tiers")
-    add_settings(command.add_argument_group("speculative decoding").add_argument, "speculation")
-    add = command.add_argument_group("adapters").add_argument
+    _add_group(command, "engine", "executor")
+    _add_group(command, "tiers")
+    _add_group(command, "speculation")
+    add = command.add_argument_group(GROUPS["adapters"]).add_argument
     add_lora_flags(add)
     add_settings(add, "adapters")
     add = command.add_argument_group("limits of requests").add_argument
@@ -99,8 +99,10 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         help="memory for the bodies of all requests that are not encoded yet; beyond it requests get a 503 "
         "(default: 256MiB)",
     )
-    add_settings(command.add_argument_group("prompts, grammars and tools").add_argument, "text")
-    add_settings(command.add_argument_group("events of the cache").add_argument, "events")
+    timeout_help = "abort a request that takes longer (default: never)"
+    add("--request-timeout", type=number(Bounds(above=0)), metavar="SECONDS", help=timeout_help)
+    _add_group(command, "text")
+    _add_group(command, "events")
     add = command.add_argument_group("keys, hosts and pages").add_argument
     add_key_flags(add)
     add("--open-admin", action="store_true", help="without keys: serve admin routes to other machines, too")
@@ -114,15 +116,10 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--no-ui", action="store_true", help="serve no pages at /ui (docs/use/ui.md)")
     prices_help = "prices of tokens, for the usage page (docs/operate/usage-reports.md#cost)"
     add("--prices", type=Path, metavar="FILE", help=prices_help)
-    add = command.add_argument_group("time limits").add_argument
-    timeout_help = "abort a request that takes longer (default: never)"
-    add("--request-timeout", type=number(Bounds(above=0)), metavar="SECONDS", help=timeout_help)
-    add = command.add_argument_group("several engines, and routing").add_argument
-    for group in ("supervision", "router", "cache"):
-        add_settings(add, group)
-    add_settings(command.add_argument_group("Ray cluster").add_argument, "cluster")
+    _add_group(command, "supervision", "router", "cache")
+    _add_group(command, "cluster")
     add_upstream_flags(command.add_argument_group("upstream servers").add_argument)
-    add = command.add_argument_group("requests, traces and the log").add_argument
+    add = command.add_argument_group(GROUPS["log"]).add_argument
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -152,4 +149,10 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add_store_flags(command.add_argument_group("stored responses").add_argument)
     shutdown_help = "how long open requests may take to finish at shutdown (default: %(default)g)"
     add("--shutdown-timeout", type=number(Bounds(minimum=0)), default=30.0, metavar="SECONDS", help=shutdown_help)
-    add_settings(add, "executor")
+
+
+def _add_group(command: argparse.ArgumentParser, *groups: str) -> None:
+    """Add the settings of some groups, which share a title."""
+    add = command.add_argument_group(GROUPS[groups[0]]).add_argument
+    for group in groups:
+        add_settings(add, group)

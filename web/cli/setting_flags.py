@@ -21,6 +21,22 @@ from quipu.actors.config.runtime_config import SETTINGS
 
 from .kv_events_flag import parse_kv_events
 
+GROUPS = {
+    "engine": "engine, weights and KV cache",
+    "executor": "engine, weights and KV cache",
+    "tiers": "tiers of the KV cache below the device",
+    "speculation": "speculative decoding",
+    "adapters": "adapters",
+    "text": "prompts, grammars and tools",
+    "events": "events of the cache",
+    "supervision": "several engines, and routing",
+    "router": "several engines, and routing",
+    "cache": "several engines, and routing",
+    "cluster": "Ray cluster",
+    "log": "requests, traces and the log",
+}
+"""Titles in `--help` and in the documents, by the groups of settings."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 MAX_PASS_COSTS = 64

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from quipu.actors.config.runtime_config import SETTINGS
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.tokenizer import Encode
 from quipu.actors.tokenizer.submission import root_key_of
 from quipu.web.cli.cli import make_parser
+from quipu.web.cli.serve_command import make_parser as serve_parser
+from quipu.web.cli.setting_flags import GROUPS
 from quipu.web.cli.settings import resolve_config
+from scripts.declared_tables import settings_table
 from tests.tiny import TINY
 
 
@@ -179,3 +185,16 @@ def test_speculative(flags: list[str], expected: str) -> None:
     """Tokens are guessed by our kernels, if there is an output; a flag is taken at its word."""
     config, info = resolve_config(make_parser().parse_args(["serve", str(TINY), *flags]))
     assert config.engine.speculative == info.settings["speculative"] == expected
+
+
+def test_settings_stand_under_their_title() -> None:
+    """`quipu serve --help` has each setting under the title of its group, and the documents' tables the same titles."""
+    _, *sections = re.split(r"^(\S.*):$", serve_parser().format_help(), flags=re.MULTILINE)
+    found = dict(zip(sections[::2], sections[1::2], strict=True))
+    shown = [setting for setting in SETTINGS if setting.help]
+    assert [
+        s.flags[0] for s in shown if not re.search(rf"^  {s.flags[0]}\b", found[GROUPS[s.group]], re.MULTILINE)
+    ] == []
+    assert re.findall(r"^## (.*)", settings_table(), re.MULTILINE) == [
+        title[0].upper() + title[1:] for title in dict.fromkeys(GROUPS.values())
+    ]
