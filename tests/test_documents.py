@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from quipu.web.auth.auth import ADMIN_ROUTES, ADMIN_TREES, OPEN_ROUTES, RECORD_ROUTES, SHOWN_ROUTES
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -137,3 +139,15 @@ def test_tables_have_their_rows(page: str) -> None:
 def test_misshapen_tables_are_found(table: str) -> None:
     """A table whose lines were joined is found."""
     assert list(misshapen_tables(f"Text.\n\n{table}")) != []
+
+
+def test_keys_page_names_every_route_with_a_rule_of_its_own() -> None:
+    """The page about keys names each route that needs no key or an admin key, or that is for the own machine only."""
+    page = (ROOT / "docs/operate/keys.md").read_text("utf-8")
+    _, _, with_keys = page.partition("## Using a key")
+    with_keys, _, without_keys = with_keys.partition("## Without keys")
+    named, local = (set(re.findall(r"`(/[^`]*)`", part)) for part in (with_keys, without_keys))
+    below = {"/ui/", "/ui/static/<path:name>", "/v1/usage/<request_id>/receipt"}
+    assert (OPEN_ROUTES | ADMIN_ROUTES | set(ADMIN_TREES)) - below <= named
+    shown = {route.replace("<", "{").replace(">", "}") for route in RECORD_ROUTES - below}
+    assert shown | (ADMIN_ROUTES - SHOWN_ROUTES) | set(ADMIN_TREES) <= local

@@ -51,8 +51,8 @@ TAGS: Final[Mapping[str, str]] = {
 _ABOUT: Final = (
     "An LLM inference server with the APIs of OpenAI and Anthropic. Fields of a request that are not listed here are "
     "ignored, and named in the response header `X-Quipu-Ignored-Fields`, or refused if they would change the answer. "
-    "Null means absent. A server without keys asks for none, and serves what needs an admin key, and records, only to "
-    "its own machine, unless it is started with `--open-admin`."
+    "Null means absent. A server without keys answers routes that change it or show records only to "
+    "its own machine, unless it is started with `--open-admin`, and all others to anybody."
 )
 _SCHEMES: Final[Mapping[str, Any]] = {
     "apiKey": {"type": "http", "scheme": "bearer", "description": "An API key, as OpenAI's clients send it."},
