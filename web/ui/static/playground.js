@@ -139,7 +139,7 @@ function stop() {
 function Ideas({ onChoose }) {
   return html`
     <div class="ideas">
-      <p>Say something to the model. Under each answer stands how much of its prompt came from the cache, and why not more.</p>
+      <p>Send a message. Under each answer you see how much of its prompt came from the cache, and why not more.</p>
       ${IDEAS.map((text) => html`<button key=${text} onClick=${() => onChoose(text)}>${text}</button>`)}
     </div>
   `;
