@@ -36,15 +36,20 @@ def add_batch_flags(add: Callable[..., Any]) -> None:
         "(default: on; docs/use/batches.md)",
     )
     count, size = partial(add, type=integer(Bounds(minimum=1))), partial(add, type=parse_size, metavar="SIZE")
-    running = "lines of batches that run at once, below every other request (default: %(default)s)"
+    running = "maximum number of lines that run at once, below every other request (default: %(default)s)"
     count("--batch-concurrency", default=_LIMITS.concurrency, metavar="N", help=running)
     size("--max-batch-file-bytes", default=_LIMITS.max_file_bytes, help="maximum size of a file (default: 200MiB)")
-    count("--max-batch-lines", default=_LIMITS.max_lines, metavar="N", help="lines of a batch (default: %(default)s)")
-    storage = "what one tenant's files and results may have together (default: 10GiB)"
+    count(
+        "--max-batch-lines",
+        default=_LIMITS.max_lines,
+        metavar="N",
+        help="maximum number of lines of a batch (default: %(default)s)",
+    )
+    storage = "maximum size of one tenant's files and results together (default: 10GiB)"
     size("--max-batch-storage", default=_LIMITS.max_tenant_bytes, help=storage)
-    waiting = "batches of one tenant that have not ended (default: %(default)s)"
+    waiting = "maximum number of batches of one tenant that have not ended (default: %(default)s)"
     count("--max-open-batches", default=_LIMITS.max_open_batches, metavar="N", help=waiting)
-    ttl = "after how long files, and batches that have ended, are deleted (default: 30)"
+    ttl = "days after which files, and batches that have ended, are deleted (default: 30)"
     add("--file-ttl", type=number(Bounds(above=0)), default=_LIMITS.file_ttl_s / DAY_S, metavar="DAYS", help=ttl)
 
 

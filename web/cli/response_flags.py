@@ -45,10 +45,10 @@ def add_store_flags(add: Callable[..., Any]) -> None:
         "(default: off; docs/use/stored-responses.md)"
     )
     add("--response-store", type=parse_ttl, default=None, metavar="TTL|off", help=ttl_help)
-    size_help = "size of all that is stored; beyond it what expires next is deleted (default: 1GiB)"
+    size_help = "maximum size of all that is stored; beyond it the objects that expire next are deleted (default: 1GiB)"
     add("--response-store-bytes", type=_parse_store_size, default=1 << 30, metavar="SIZE", help=size_help)
     count = partial(add, type=integer(Bounds(minimum=0)))
-    count_help = "background responses that are generated for one tenant at once (default: %(default)s)"
+    count_help = "maximum number of background responses of one tenant at once (default: %(default)s)"
     count("--max-background-responses", default=64, metavar="N", help=count_help)
 
 

@@ -134,7 +134,7 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
         "--metric-names",
         choices=(OWN_NAMES, VLLM_NAMES),
         default=OWN_NAMES,
-        help="vllm: /metrics also has vLLM's names of the metrics that it has, too, for dashboards made for it",
+        help="`vllm`: /metrics has the metrics that vLLM has under its names, too, for dashboards made for it",
     )
     switch("--always-include-usage", help="put usage into every stream, whether or not it was requested")
     switch(

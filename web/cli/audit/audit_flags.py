@@ -31,9 +31,14 @@ def make_parser() -> OneLineParser:
     add("--key", type=_visible, help=f"sent as a bearer token and as x-api-key (default: ${KEY_VARIABLE})")
     add("--other-key", type=_visible, metavar="KEY", help="a key of another tenant, who must not find what --key sent")
     add("--header", action="append", type=_header, default=[], metavar="K=V", help="another header; may be repeated")
-    add("--metrics-url", type=_url, metavar="URL", help="Prometheus' counters of that server, such as URL/metrics")
+    add(
+        "--metrics-url",
+        type=_url,
+        metavar="URL",
+        help="where the server shows its counters to Prometheus, such as URL/metrics",
+    )
     add("--pressure", action="store_true", help="also fill the cache, so that others' prompts are evicted")
-    add("--prompt-tokens", type=_length, default=1200, metavar="N", help="length of the prompts, about")
+    add("--prompt-tokens", type=_length, default=1200, metavar="N", help="approximate length of the prompts")
     add(
         "--prompt-format",
         choices=["auto", "ids", "text"],
@@ -41,7 +46,7 @@ def make_parser() -> OneLineParser:
         help="how /v1/completions gets them",
     )
     add("--budget", type=_positive, default=400_000, metavar="TOKENS", help="stop before more tokens are used")
-    add("--concurrency", type=_positive, default=4, metavar="N", help="most requests at a time")
+    add("--concurrency", type=_positive, default=4, metavar="N", help="maximum number of requests at a time")
     add("--timeout", type=_seconds, default=120.0, metavar="S", help="time after which a request has failed")
     add("--max-time", type=_seconds, default=3600.0, metavar="S", help="stop after so many seconds")
     add("--json", action="store_true", help="print a JSON object instead of a table")
