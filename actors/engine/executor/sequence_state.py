@@ -24,6 +24,9 @@ from ...messages.images import PromptImage
 from ...messages.sampling import SamplingParams
 from .sequence_grammar import SequenceGrammar
 
+MOST_LATE = 64
+"""Tokens that steps may draw for a sequence after the one that ended it, since they were sent before that was known."""
+
 
 def changes_logits(sampling: SamplingParams) -> bool:
     """Return whether a sequence's logits may be changed before sampling."""
@@ -101,6 +104,14 @@ class SequenceState:
     def has_ended(self) -> bool:
         """Whether its last token ends it."""
         return self.tokens[-1] in self.stop_ids
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further pass can yield anything for it. One that was aborted is not known to be."""
+        if not self.num_outputs:
+            return self.num_computed >= self.max_len
+        latest = self.tokens[-min(self.num_outputs, MOST_LATE) :]
+        return len(self.tokens) >= self.max_len or not self.stop_ids.isdisjoint(latest)
 
     def up_to_its_end(self, token_ids: list[int]) -> list[int]:
         """Return these tokens up to and including the first one that ends the sequence."""

@@ -134,8 +134,10 @@ class Executor:
             self.record.end()
 
     def while_idle(self) -> bool:
-        """Let the backend prepare later passes, if there are no sequences. Return whether there may be more to do."""
-        return not self._sequences and any(one.while_idle() for one in (self.backend, *self.others))
+        """Let the backend prepare later passes, if no sequence goes on. Return whether there may be more to do."""
+        # those that are over are released by the next plan only, which may be far away
+        is_idle = all(state.is_over for state in self._sequences.values())
+        return is_idle and any(one.while_idle() for one in (self.backend, *self.others))
 
     def drop_sequences(self) -> None:
         """Forget all sequences and any failed generation. No pass may be running; blocks keep their tags."""

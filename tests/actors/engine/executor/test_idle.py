@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import cast
 
+import attrs
+import pytest
 import trio
 import trio.testing
 
@@ -15,7 +17,7 @@ from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.scheduler import StepDone, StepResult
 from quipu.kernels.backend import Backend, RunsAtOnce
 from quipu.kernels.batch import Drawn, StepBatch
-from quipu.kernels.fake import FakeBackend
+from quipu.kernels.fake import Dials, FakeBackend
 from tests.actors.engine.engine_bench import EngineBench
 
 LIMITS = SchedulerConfig(block_size=4, num_blocks=31, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
@@ -58,6 +60,24 @@ def test_nothing_while_there_are_sequences() -> None:
     assert busy.log == ["piece", "step", "piece"]
 
 
+@pytest.mark.parametrize(
+    ("eos_after", "max_tokens"), [(None, 3), (1, 9), (None, 0)], ids=["length", "end token", "prompt alone"]
+)
+def test_after_the_last_output(eos_after: int | None, max_tokens: int) -> None:
+    """The backend continues once every sequence has all that it may have, before a plan releases it."""
+    limits = attrs.evolve(LIMITS, max_num_batched_tokens=4, eos_token_ids=frozenset([5]))
+    bench = EngineBench(limits, dials=Dials(eos_after=eos_after, eos_token_id=5))
+    busy = BusyBackend(bench.executor.backend, 2)
+    busy.may_go_on.set()
+    bench.executor.backend = cast(Backend, busy)
+    bench.submit([5] * 10, max_tokens)
+    for _ in range(3 if max_tokens else 2):
+        bench.step()
+        assert not bench.executor.while_idle()
+    bench.finish()
+    assert bench.executor.while_idle() and busy.log[-2:] == ["step", "piece"]
+
+
 async def test_plan_waits_for_one_piece() -> None:
     """A plan that arrives during a piece of preparation runs before the next piece."""
     bench = EngineBench(LIMITS)
@@ -75,4 +95,4 @@ async def test_plan_waits_for_one_piece() -> None:
         (result,) = await results.receive_all()
         nursery.cancel_scope.cancel()
     assert isinstance(result, StepDone)
-    assert busy.log == ["piece", "step"]
+    assert busy.log[:2] == ["piece", "step"]
