@@ -13,7 +13,7 @@ latest measurements, and one slow load is no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -72,6 +72,11 @@ class LoadCosts:
             before = self._block_s.get(tier, took)
             self._block_s[tier] = before + WEIGHT * (took - before)
 
+    def on_declined(self, stretches: Iterable[Stretch]) -> None:
+        """Note that a prompt computes what it could have loaded. One that waits for room has decided nothing yet."""
+        for stretch in stretches:
+            self._num_declined[stretch.tier] = self._num_declined.get(stretch.tier, 0) + 1
+
     def on_computed(self, token_s: float) -> None:
         """Note how long a token takes to compute in a step that is filled with prompts."""
         if self._fixed is None and token_s > 0:
@@ -95,8 +100,6 @@ class LoadCosts:
             saved += num_blocks * self._block_size * self.compute_s - self.load_s(stretch.tier, num_blocks)
             if saved > best_saved or self._is_due(stretch.tier):
                 best, best_saved = num, saved
-        for stretch in stretches[best:]:
-            self._num_declined[stretch.tier] = self._num_declined.get(stretch.tier, 0) + 1
         return best
 
     def _is_due(self, tier: Tier) -> bool:

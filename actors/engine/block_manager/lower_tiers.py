@@ -64,8 +64,8 @@ class LowerTiers:
             self.by_tier, self._indexes, pool, publications, plan.num_stored_ahead, self._outbox.begin
         )
         self.costs = plan.costs or LoadCosts(LoadPolicy.ALWAYS, block_size)
-        self._declined: set[int] = set()
-        """Candidates of the current grant for which some blocks are not loaded, since computing them is faster..."""
+        self._declined: dict[int, list[Stretch]] = {}
+        """By candidate of the current grant, what is not loaded, since computing it is faster..."""
         self._cut: set[int] = set()
         """...and sequences of whose blocks only some were loaded."""
         self._lost: list[LostTier] = []
@@ -176,7 +176,7 @@ class LowerTiers:
         found = self.loads.find(sequence_id, keys, first, limit, peer)
         num_worthy = self.costs.worth_loading(found) if found else 0
         if num_worthy < len(found):
-            self._declined.add(sequence_id)
+            self._declined[sequence_id] = found[num_worthy:]
         return found[:num_worthy]
 
     def why_not_loaded(self, sequence_id: int, num_found: int) -> MissReason | None:
@@ -202,6 +202,7 @@ class LowerTiers:
             for tier in self.by_tier.values() if claimed else ():
                 if tier.quota is not None:
                     tier.drop(tier.quota.add(filter(tier.index.holds, claimed)), self._pool.observers)
+        self.costs.on_declined(self._declined.get(sequence_id, ()))
         self.admitted_spans.append(self.loads.spans(sequence_id, shared))
         found = keys[: len(shared)]
         for tier in self.by_tier.values() if found else ():
@@ -211,8 +212,9 @@ class LowerTiers:
         """Begin to load the next blocks of a candidate into `blocks`. It waits for them."""
         self.loads.begin(prompt, stretches, blocks, is_wanted=True)
         self.loading_ids.append(prompt.sequence_id)
-        if prompt.sequence_id in self._declined:
+        if declined := self._declined.get(prompt.sequence_id):
             self._cut.add(prompt.sequence_id)
+            self.costs.on_declined(declined)
 
     def on_late(self, late: MoveLate) -> LoadsOver | None:
         """Stop waiting for a late load. Return the scheduler's message; None if it is over or known to be late."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quipu.actors.engine.block_manager.load_costs import FixedCosts, LoadCosts, LoadPolicy
+from quipu.actors.engine.block_manager.load_costs import RETRIED_AFTER, FixedCosts, LoadCosts, LoadPolicy
 from quipu.actors.engine.block_manager.lower_tier import LowerTier, TierPlan
 from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.engine.block_manager.segment_index import SegmentIndex, StoredLog
@@ -195,6 +195,18 @@ def test_cheaper_to_compute() -> None:
     assert granted.loading_ids == [] and reused_of(granted) == {1: 0}
     (miss,) = granted.admitted_misses
     assert (miss.reason, miss.token) == (MissReason.CHEAPER_TO_COMPUTE, 0)
+
+
+def test_wait_for_room_decides_nothing() -> None:
+    """A slow tier is tried again after several prompts that it did not load, however long each has waited for room."""
+    costs = LoadCosts(LoadPolicy.AUTO, SIZE)
+    costs.on_computed(0.001)
+    costs.on_loaded(Tier.DISK, 1, 1.0)
+    engine = managed(7, log=StoredLog([(0, KEYS[0]), (1, KEYS[1])], head=0, next_position=2), costs=costs)
+    for number in range(2 * RETRIED_AFTER):
+        granted = engine.grant(Candidate(10 + number, OTHER, 13), Candidate(1, PROMPT, 13))
+        assert granted.admitted_ids == [10 + number]
+    assert engine.grant(Candidate(1, PROMPT, 13)).loading_ids == []
 
 
 def test_from_host_once_evicted() -> None:
