@@ -107,7 +107,7 @@ class Reserve(msgspec.Struct, frozen=True, gc=False):
     row_starts: list[int]
     row_counts: list[int]
     victim_ids: list[int]
-    """Whom to preempt when blocks run out, first victim first; empty if there are certainly enough."""
+    """Whom to preempt when blocks run out, first victim first; empty if there were enough at the last grant."""
     candidate_ids: list[int]
     """Waiting sequences, in the order of admission."""
     candidate_num_tokens: list[int]

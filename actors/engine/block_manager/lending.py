@@ -9,6 +9,8 @@ others, until the mover has copied it; nothing else waits for a peer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...messages.mover import Lend, Lent
 from .pools import Pool
 
@@ -26,6 +28,10 @@ class Lending:
     def num_blocks(self) -> int:
         """Blocks that are held for peers; counted as often as they are lent."""
         return sum(map(len, self._lent.values()))
+
+    def tables(self) -> Iterator[list[int]]:
+        """Yield the blocks that are held together."""
+        return iter(self._lent.values())
 
     def lend(self, lend: Lend) -> Lent | None:
         """Return the blocks that are there, and hold them; None if the peer waits for the first."""

@@ -13,7 +13,7 @@ A `Reserve` is processed in this order, for these reasons:
     frees          blocks released here can be granted below
     rows           running sequences get their blocks; pins give way first, then sequences are preempted in the order
                    of `victim_ids`
-    candidates     waiting sequences are matched against the index and admitted, unless any was preempted; pins give
+    candidates     waiting sequences are matched against the index and admitted, unless rows lacked blocks; pins give
                    way; those that match further in lower tiers wait for a load, and others overtake them
     publication    what this step writes can be found from the next `Reserve` on, never by this one
 
@@ -154,9 +154,8 @@ class BlockManager:
             self._release(sequence_id, is_returned=sequence_id in reserve.returned_ids)
 
         grant = GrantColumns()
-        if reserve.row_ids:
-            self._rows.grant(reserve, grant)
-        if reserve.candidate_ids and not grant.preempted_ids:
+        is_short = bool(reserve.row_ids) and self._rows.grant(reserve, grant)
+        if reserve.candidate_ids and not is_short:
             self._admissions.admit(reserve, grant, now)
         if grant.sequence_ids and self._enable_prefix_caching:
             publications.publish(reserve.step, grant, self.allocations)

@@ -56,6 +56,8 @@ class Batcher:
         self._plans = PlanBuilder(self._state)
         self._decode_rows = NO_DECODE_ROWS
         """Those of the step that the block manager is being asked about."""
+        self._asks_for_rows = False
+        """That step has rows of running sequences that need something from it."""
         self._asks_for_group = False
         """That step is of one group of a failed step's rows."""
         self._next_arrival = 0
@@ -174,7 +176,8 @@ class Batcher:
             self._plans.build(decode_rows, granted) if decode_rows.decoding.sequences or granted.sequence_ids else None
         )
         state.report.write(granted)
-        replan = plan is None and bool(granted.preempted_ids)
+        # rows that got nothing were preempted, or others are to be: fewer blocks were free than at the last grant
+        replan = plan is None and self._asks_for_rows
         if plan is None and self._asks_for_group and not replan:
             state.retries.skip()  # there is no room for it now: it runs with all others again
             replan = True
@@ -195,6 +198,7 @@ class Batcher:
         decoding, rows, candidates = proposal.decoding, proposal.rows, proposal.candidates
         growing = {decoding.ids[index]: index for index in proposal.growing}
         self._decode_rows = DecodeRows(decoding, proposal.most_positions, growing)
+        self._asks_for_rows = bool(rows)
         updates = self._state.take_cache_updates()
         filled = updates.filled
         return Reserve(

@@ -207,7 +207,7 @@ class RunningSet:
         return config.max_num_batched_tokens if alone or not threshold else max(threshold, config.whole_image_tokens)
 
     def victims(self, proposal: Proposal, num_free_blocks: int) -> list[int]:
-        """Return whom to preempt, worst rank first; none if the free blocks are certain to suffice."""
+        """Return whom to preempt, worst rank first; none if the blocks free at the last grant suffice."""
         ends = [s.next_start + count for s, count in zip(proposal.rows, proposal.counts, strict=True)]
         if not preemption.may_run_out(proposal.rows, ends, self._config.block_size, num_free_blocks):
             return []

@@ -37,6 +37,7 @@ def _cached_blocks(state: PoolState) -> list[int]:
 def check_manager(manager: BlockManager) -> None:
     """Raise AssertionError unless every invariant holds."""
     tables = [allocation.table for allocation in manager.allocations.values()]
+    tables += manager.lending.tables()
     if manager.tiers is not None:
         tables += manager.tiers.loads.tables()
         for tier in manager.tiers.by_tier.values():

@@ -10,8 +10,10 @@ import pytest
 from quipu.actors.engine.scheduler import running
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.mover import Lend
 from quipu.actors.messages.scheduler import StepDone, StepDropped, StepFailed
 from quipu.kernels.fake import Dials
+from tests.actors.engine.block_manager.proposals import keys_of
 from tests.actors.engine.engine_bench import EngineBench
 
 PROMPT = list(range(100, 110))
@@ -142,6 +144,25 @@ def test_preempted_sequence_resumes() -> None:
     book = second.account.sequences[second.id]
     assert (book.computed_first, book.restored_first) == (4, 0)
     assert book.recomputed > 4
+
+
+def test_blocks_that_were_lent_since_the_last_step() -> None:
+    """If fewer blocks are free than the scheduler knew of, the sequence of worst rank loses its own all the same, and
+    none is admitted before those that run have theirs."""
+    bench = bench_of(num_blocks=4, max_steps_in_flight=1)
+    bench.submit([1, 2, 3, 4], 1)
+    bench.finish()
+    first = bench.submit([5, 6, 7], 4)[0]
+    second = bench.submit([8, 9], 5, domain="b")[0]
+    bench.step()
+    lent = bench.manager.lending.lend(Lend(1, keys_of("a", [1, 2, 3, 4], 4), waits=False))
+    assert lent is not None and len(lent.blocks) == 1 and bench.manager.pool.num_free == 0
+    while not first.terminal:
+        bench.step()
+    assert (first.num_preempted, second.num_preempted) == (0, 1)
+    bench.manager.lending.end(1)
+    bench.finish()
+    bench.check_at_rest()
 
 
 def test_late_row_of_preempted_sequence_loses_its_token() -> None:
