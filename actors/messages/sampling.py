@@ -43,7 +43,7 @@ declare(
         "only these tokens are sampled", reader="some_token_ids", values="a non-empty list of token ids", off=()
     ),
     bad_words=sampling_rule(
-        "never appear in the output; see below",
+        "never appear in the output",
         reader="words",
         max_length=256,
         values="up to 256 words of up to 256 characters, not all white space",
@@ -124,7 +124,7 @@ class SamplingParams(RowSampling):
     )
     seed: int = sampling_field(
         0,
-        "the random number of an output depends on the seed and the output's position alone; see below",
+        "the random number of an output depends on the seed and the output's position alone",
         apis=EVERY_API,
         reader="seed",
         minimum=-(2**63),

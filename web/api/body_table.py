@@ -86,7 +86,7 @@ FIELDS: tuple[BodyField, ...] = (
     _field("output_format", MESSAGES, off=OFF, inner=blocks.OUTPUT_FORMAT),
     _field("prediction", CHAT, off=OFF, messages=({},), inner=shapes.PREDICTION),
     _field("stop_sequences", MESSAGES, schema=blocks.STOP_SEQUENCES, off=OFF),
-    _field("suffix", COMPLETIONS, type=STRING, off=OFF, messages=("",), help="What follows the gap to be filled in."),
+    _field("suffix", COMPLETIONS, type=STRING, off=OFF, messages=("",), help="The text after the gap."),
     _field("system", MESSAGES, type=STRING, off=OFF, items=blocks.TEXT_BLOCK),
     _field("thinking", MESSAGES, off=OFF, inner=blocks.THINKING),
     _field("thread", off=_NEVER, refusals={MESSAGES: Refusal(why=Why.IN_WORDS)}),

@@ -38,14 +38,19 @@ _ROLE = BodyField(name="role", schema=one_of(*EngineRole), help="What the engine
 ADDED: Final = shape(BodyField(name="count", bounds=Bounds(minimum=1, maximum=MAX_ENGINES), default=1), _ROLE)
 CHANGED: Final = shape(BodyField(name="role", schema=one_of(*EngineRole), is_required=True))
 DRAINED: Final = shape(
-    BodyField(name="mode", schema=one_of(*DrainMode), help="What becomes of its requests."),
-    BodyField(name="timeout_s", type=NUMBER, bounds=Bounds(minimum=0), help="After which they are handed over."),
+    BodyField(name="mode", schema=one_of(*DrainMode), help="What happens to its requests."),
+    BodyField(
+        name="timeout_s",
+        type=NUMBER,
+        bounds=Bounds(minimum=0),
+        help="Seconds after which the rest of them are handed over.",
+    ),
 )
 MOVED: Final = shape(
     BodyField(
         name="count", bounds=Bounds(minimum=1, maximum=MAX_MOVED), is_required=True, help="Of running sequences."
     ),
-    BodyField(name="to", bounds=Bounds(minimum=0), help="The id of the engine that is to get them."),
+    BodyField(name="to", bounds=Bounds(minimum=0), help="The id of the engine that continues them."),
 )
 _NAME = BodyField(name="lora_name", schema={"type": STRING, "pattern": f"^({NAME_PATTERN})$"}, is_required=True)
 LOADED: Final = shape(
@@ -73,11 +78,9 @@ _HEALTH = Named(
     ),
 )
 _UNAVAILABLE = {HTTPStatus.SERVICE_UNAVAILABLE: "It cannot serve requests now."}
-HEALTH = Operation(summary="Ask whether the server works", tag=OPERATORS, answer=_HEALTH, others=_UNAVAILABLE)
-READY = Operation(summary="Ask whether requests can be served", tag=OPERATORS, answer=_HEALTH, others=_UNAVAILABLE)
-METRICS = Operation(
-    summary="Show metrics in Prometheus's text format", tag=OPERATORS, content_type=METRICS_CONTENT_TYPE
-)
+HEALTH = Operation(summary="Check whether the server works", tag=OPERATORS, answer=_HEALTH, others=_UNAVAILABLE)
+READY = Operation(summary="Check whether requests can be served", tag=OPERATORS, answer=_HEALTH, others=_UNAVAILABLE)
+METRICS = Operation(summary="Show metrics in Prometheus' text format", tag=OPERATORS, content_type=METRICS_CONTENT_TYPE)
 _DRAFT_MODEL = record({"weights_bytes": COUNT, "kv_cache_bytes": COUNT})
 _DESCRIPTION = Named(
     "EngineDescription",
@@ -137,7 +140,7 @@ VERSION = Operation(summary="Show the server's version", tag=OPERATORS, answer=r
 LOAD = Operation(
     summary="Count the open requests",
     tag=OPERATORS,
-    help="As vLLM's, without its flag.",
+    help="As in vLLM, where it needs a flag.",
     answer=record({"server_load": COUNT}),
 )
 MODEL_INFO = Operation(
@@ -163,7 +166,7 @@ PEER_SERVER_INFO = Operation(
 GENERATE_PROBE = Operation(
     summary="Generate one token, as a probe",
     tag=OPERATORS,
-    help="It is a request of the key's tenant, of one prompt token.",
+    help="Counts as a request of the key's tenant, with one prompt token.",
     content_type=TEXT,
     others={**_UNAVAILABLE, HTTPStatus.CONFLICT: "This server has no engines of its own."},
 )

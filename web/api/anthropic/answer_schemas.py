@@ -103,7 +103,7 @@ _EVENT = Named(
     ),
 )
 MESSAGE = Operation(
-    summary="Answer a conversation",
+    summary="Create a message",
     tag=GENERATION,
     help="With `stream`, the answer comes as events.",
     body=SHAPES[MESSAGES],

@@ -38,7 +38,7 @@ LOOKED_UP: Final = union(
             BodyField(name="body", inner=SHAPES[endpoint], is_required=True, help="As for that endpoint."),
             BodyField(name="method", schema={"const": "POST"}),
             BodyField(name="custom_id", help="As in a line of a batch file; not read."),
-            BodyField(name=PREFETCH, type=BOOLEAN, help="Begin to load what is in lower tiers."),
+            BodyField(name=PREFETCH, type=BOOLEAN, help="Also begin to load blocks from lower tiers."),
         )
         for endpoint in EVERY_API
     ),
@@ -55,7 +55,7 @@ BRANCH_ID: Final = "[0-9a-f]{16}"
 _REASON = one_of(*(reason.value for reason in MissReason))
 _PLACE = {"message": maybe(COUNT), "part": maybe(COUNT)}
 LOOKUP = Operation(
-    summary="Look up what of a prompt is cached now",
+    summary="Look up how much of a prompt is cached",
     tag=CACHE,
     help="The request is written as a line of a batch file. It is not served, and not counted as used.",
     body=LOOKED_UP,
@@ -121,7 +121,7 @@ _EXPLAINED = record(
     }
 )
 EXPLAIN = Operation(
-    summary="Explain why a request's prompts were cached no further",
+    summary="Explain why no more of a request's prompts was cached",
     tag=CACHE,
     path={"request_id": "From the response header `X-Quipu-Request-Id`."},
     answer=Named(
@@ -177,7 +177,7 @@ _TENANT_HELP = "Only of this tenant. A key without admin rights sees its own ten
 STATS = Operation(
     summary="Show how the prefix cache was used",
     tag=CACHE,
-    help="By tenant and model, the last used ones first. `all`, `blocks` and `pinned` are for admin keys.",
+    help="By tenant and model, the most recently used first. `all`, `blocks` and `pinned` are for admin keys.",
     query=(
         BodyField(name="tenant", type=STRING, help=_TENANT_HELP),
         BodyField(name="model", type=STRING, help="Only of this model."),

@@ -100,9 +100,9 @@ REQUEST: Final = shape(
     BodyField(name="prompt", schema=_PROMPTS, is_required=True), *_OTHERS, name="LlamaCompletionRequest"
 )
 INFILL_REQUEST: Final = shape(
-    BodyField(name="input_prefix", type=STRING, is_required=True, help="What stands before the gap."),
+    BodyField(name="input_prefix", type=STRING, is_required=True, help="The text before the gap."),
     BodyField(name="input_suffix", type=STRING, is_required=True, help="What stands after it."),
-    BodyField(name="prompt", type=STRING, help="The end of what stands before the gap."),
+    BodyField(name="prompt", type=STRING, help="The end of the text before the gap."),
     *_OTHERS,
     name="LlamaInfillRequest",
 )

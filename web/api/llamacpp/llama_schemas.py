@@ -59,7 +59,7 @@ _COMPLETION: Final = Named(
     ),
 )
 COMPLETION: Final = Operation(
-    summary="Continue a text, as llama.cpp does",
+    summary="Create a completion, as llama.cpp does",
     tag=GENERATION,
     help="Of several prompts, or with `n_cmpl`, the answer is a list. With `stream`, it comes as events.",
     body=REQUEST,

@@ -115,7 +115,7 @@ _CHAT_CHUNK_CHOICE = Named(
 )
 _ERROR_EVENT = record({"error": {"type": "object"}})
 COMPLETION = Operation(
-    summary="Continue a text",
+    summary="Create a completion",
     tag=GENERATION,
     help="With `stream`, the answer comes as events, the last of which is `[DONE]`.",
     body=SHAPES[declarations.COMPLETIONS],
@@ -133,7 +133,7 @@ CHAT_OBJECT = Named(
     ),
 )
 CHAT_COMPLETION = Operation(
-    summary="Answer a chat",
+    summary="Create a chat completion",
     tag=GENERATION,
     help="With `stream`, the answer comes as events, the last of which is `[DONE]`.",
     body=SHAPES[declarations.CHAT],

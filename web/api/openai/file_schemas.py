@@ -40,7 +40,7 @@ _EXPIRES: Final = shape(
 )
 CREATED: Final[Shape] = shape(
     BodyField(name="input_file_id", type=STRING, is_required=True, help="A file with the purpose `batch`."),
-    BodyField(name="endpoint", type=STRING, is_required=True, help="That of each line's `url`."),
+    BodyField(name="endpoint", type=STRING, is_required=True, help="The `url` of each line."),
     BodyField(
         name="completion_window",
         schema={"type": STRING, "pattern": f"^{WINDOW_PATTERN}$"},

@@ -38,7 +38,7 @@ _EMBEDDING = record(
 EMBEDDINGS = Operation(
     summary="Create embeddings",
     tag=POOLING,
-    help="OpenAI's embeddings, in the order of the inputs.",
+    help="In OpenAI's shape, in the order of the inputs.",
     body=EMBEDDING_REQUEST,
     answer=Named("Embeddings", record({**_HEAD, "data": array(_EMBEDDING), "usage": _USAGE})),
 )

@@ -135,7 +135,7 @@ RESPONSE_EVENT = Named(
     },
 )
 RESPONSE = Operation(
-    summary="Answer a list of items",
+    summary="Create a response",
     tag=GENERATION,
     help="With `stream`, the answer comes as events. Responses are stored if the server is started to store them.",
     body=SHAPES[RESPONSES],
@@ -150,10 +150,10 @@ COUNT = Operation(
     answer=record({"object": always("response.input_tokens"), "input_tokens": COUNT_VALUE}),
 )
 COMPACTION = Operation(
-    summary="Compact a history",
+    summary="Replace a long history by a summary",
     tag=GENERATION,
-    help="The output stands for the history in later requests: its newest user messages, and an item with a summary "
-    "by the model, which only this server can read, and for nobody but its tenant.",
+    help="The output replaces the history in later requests: its newest user messages, and an item with a summary by "
+    "the model, which only this server can read, for the same tenant.",
     body=SHAPES[COMPACT],
     answer=Named(
         "CompactedResponse",

@@ -28,7 +28,7 @@ from .paging import DEFAULT_LIMIT, MAX_LIMIT
 from .responses_schemas import RESPONSE_EVENT, RESPONSE_OBJECT
 
 MAX_EVENT_NUMBER = 2**53
-_UNAVAILABLE = {HTTPStatus.SERVICE_UNAVAILABLE: "The store does not work now."}
+_UNAVAILABLE = {HTTPStatus.SERVICE_UNAVAILABLE: "The store is not available."}
 _OTHERS = {HTTPStatus.NOT_FOUND: "Nothing is stored under this id, or it is another tenant's.", **_UNAVAILABLE}
 _RESPONSE, _CONVERSATION, _CHAT = (
     {"response_id": "The id of a response."},
@@ -98,7 +98,7 @@ CANCEL_RESPONSE = Operation(
     summary="Cancel a background response", tag=STORED, path=_RESPONSE, answer=RESPONSE_OBJECT, others=_OTHERS
 )
 INPUT_ITEMS = Operation(
-    summary="List what a response was made from",
+    summary="List the input items of a response",
     tag=STORED,
     path=_RESPONSE,
     query=(*_page("desc"), _INCLUDED),

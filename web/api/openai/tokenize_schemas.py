@@ -25,7 +25,7 @@ from ..operation import (
 
 MAX_TOKENS: Final = 1 << 20
 """Token ids that are decoded; as many as a prompt may have here (`prompt_encoder.MAX_READ_TOKENS`)."""
-_NAMES = BodyField(name="return_token_strs", type=BOOLEAN, help="Answer each token as the vocabulary spells it, too.")
+_NAMES = BodyField(name="return_token_strs", type=BOOLEAN, help="Also return each token as the vocabulary spells it.")
 _MODEL = BodyField(name="model", type=STRING)
 IDS: Final = shape(
     _MODEL,
@@ -44,7 +44,7 @@ TEXT: Final = shape(
 CHAT_TO_COUNT: Final = Shape((*SHAPES[CHAT].fields, _NAMES))
 
 TOKENIZE = Operation(
-    summary="Show the tokens of a text or of a chat",
+    summary="Tokenize a text or a chat",
     tag=MODELS,
     help="A body has a `prompt`, or `messages` and what else a chat may have.",
     body=Named("PromptToTokenize", either(TEXT, CHAT_TO_COUNT)),
@@ -52,9 +52,9 @@ TOKENIZE = Operation(
         {"count": COUNT, "max_model_len": COUNT, "tokens": array(COUNT), "token_strs": maybe(array(TEXT_VALUE))}
     ),
 )
-DETOKENIZE = Operation(summary="Show the text of tokens", tag=MODELS, body=IDS, answer=record({"prompt": TEXT_VALUE}))
+DETOKENIZE = Operation(summary="Decode tokens to text", tag=MODELS, body=IDS, answer=record({"prompt": TEXT_VALUE}))
 RENDER = Operation(
-    summary="Show a chat as the model would read it",
+    summary="Render a chat with the model's template",
     tag=MODELS,
     body=SHAPES[CHAT],
     answer=record(

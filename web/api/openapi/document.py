@@ -38,13 +38,13 @@ from .error_schemas import ANTHROPIC_ERROR, OPENAI_ERROR
 
 VERSION: Final = "3.1.0"
 TAGS: Final[Mapping[str, str]] = {
-    GENERATION: "Text, chats, responses and messages, and how many tokens they have.",
-    POOLING: "Vectors and scores of texts, on servers that were started for them.",
-    STORED: "Responses, conversations and chat completions that the server keeps, if it is started to.",
+    GENERATION: "Completions, chats, responses and messages, and how many tokens they have.",
+    POOLING: "Vectors and scores of texts, on servers with such a model.",
+    STORED: "Responses, conversations and chat completions that the server keeps, with `--response-store`.",
     MODELS: "What is served.",
     CACHE: "The prefix cache: what it holds, and why a prompt missed it.",
     USAGE: "What was used, by tenant, key and model.",
-    BATCHES: "Requests that are answered when there is room, in files.",
+    BATCHES: "Files of requests that run below every other request.",
     OPERATORS: "Health, metrics and engines.",
     PAGES: "Pages for browsers.",
 }

@@ -65,7 +65,7 @@ _OUTPUT: Final = Named(
     record({"text": TEXT_VALUE, "output_ids": _IDS, "meta_info": _META}, {"prompt_token_ids": _IDS, "index": COUNT}),
 )
 OPERATION: Final = Operation(
-    summary="Continue a text, as SGLang does",
+    summary="Create a completion, as SGLang does",
     tag=GENERATION,
     help="Of several prompts, or with `n`, the answer is a list. With `stream`, it comes as events that repeat all "
     "text so far; the last one is `[DONE]`.",
