@@ -18,6 +18,7 @@ class Rule:
     is_alert: bool
     severity: str = ""
     summary: str = ""
+    runbook: str = ""
 
 
 def read_rules() -> list[Rule]:
@@ -30,6 +31,7 @@ def read_rules() -> list[Rule]:
             "alert" in rule,
             rule.get("labels", {}).get("severity", ""),
             rule.get("annotations", {}).get("summary", ""),
+            rule.get("annotations", {}).get("runbook", ""),
         )
         for group in groups
         for rule in group["rules"]

@@ -46,9 +46,10 @@ def test_page_has_a_section_for_each_alert() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule.name)
 def test_alert_names_its_severity_and_server(rule: Rule) -> None:
-    """An alert says how urgent it is, and which server it is about."""
+    """An alert says how urgent it is, which server it is about, and where to read what to do."""
     assert rule.severity in ("page", "ticket")
     assert "{{ $labels.instance }}" in rule.summary
+    assert rule.runbook == f"{PAGE.relative_to(ROOT)}#{rule.name.lower()}"
 
 
 def test_every_alert_is_provoked() -> None:
