@@ -21,7 +21,11 @@ from .http_pages import http_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENTS = "docs/README.md"
-ELSEWHERE = {"bench/README.md": "internals/benchmarks.md", "changes/README.md": "internals/news.md"}
+ELSEWHERE = {
+    "bench/README.md": "internals/benchmarks.md",
+    "changes/README.md": "internals/news.md",
+    ".github/SECURITY.md": "operate/security.md",
+}
 """Pages outside of `docs/`, and where they are in the site."""
 FIRST_PAGE = "index.md"
 DOWNLOADS = "files"
