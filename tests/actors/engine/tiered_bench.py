@@ -18,13 +18,15 @@ from quipu.actors.engine.mover.block_carrier import BlockCarrier
 from quipu.actors.engine.mover.host_store import HostStore
 from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.accountant import StepReport
+from quipu.actors.messages.block_manager import LookUp
 from quipu.actors.messages.executor import StepPlan
-from quipu.actors.messages.mover import ClearTier, Move, Moved, MoveLate, MoveResult
+from quipu.actors.messages.mover import ClearTier, Lend, Move, Moved, MoveLate, MoveResult
 from quipu.actors.messages.scheduler import Granted, StepResult
 from quipu.actors.messages.tiers import LoadFailure, Tier, TierReport
-from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES
+from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES, chain_image_keys
 from tests.actors.engine.block_manager.block_checks import check_manager
-from tests.actors.engine.engine_bench import EngineBench
+from tests.actors.engine.block_manager.proposals import root_of
+from tests.actors.engine.engine_bench import EngineBench, images_of
 from tests.actors.engine.mover.memory_disk import MemoryDisk
 
 
@@ -55,6 +57,9 @@ class TieredBench(EngineBench):
         """How many of the next copies raise."""
         self.brought: dict[tuple[int, str], set[int]] = {}
         """By sequence and tier, the positions that were loaded for it."""
+        self.lent: list[int] = []
+        """Numbers of what peers are copying."""
+        self._num_lent = 0
         self.counts = dict.fromkeys(
             (
                 *(f"{what} {tier}" for what in ("stored", "loaded", "counted") for tier in ("host", "disk")),
@@ -113,6 +118,32 @@ class TieredBench(EngineBench):
             self.batcher.on_loads_over(over.sequence_ids)
             self.pump()
 
+    def lend(self, prompt: list[int]) -> None:
+        """Lend a peer what is there of a prompt, between two grants."""
+        self._num_lent += 1
+        self.lent.append(self._num_lent)
+        self.manager.lending.lend(Lend(self._num_lent, self._keys_of(prompt), waits=False))
+        check_manager(self.manager)
+
+    def end_lent(self, at: int) -> None:
+        """Note that a peer has copied what it was lent."""
+        if self.manager.lending.end(self.lent.pop(at)):
+            self.batcher.announce_keys()
+            self.pump()
+
+    def prefetch(self, prompt: list[int]) -> None:
+        """Begin to load what is there of a prompt in lower tiers, between two grants."""
+        root = root_of("a", self.limits.block_size)
+        self.manager.look_up(LookUp(1, prompt, root, self._keys_of(prompt), prefetch=True), self.now)
+        check_manager(self.manager)
+        self._take_moves()
+
+    def _keys_of(self, prompt: list[int]) -> list[bytes]:
+        if not self.limits.enable_prefix_caching:
+            return []
+        size, images = self.limits.block_size, images_of(prompt, self.limits.whole_image_tokens)
+        return chain_image_keys(root_of("a", size), prompt, size, images, 0)
+
     @property
     def num_loads(self) -> int:
         """Loads under way."""
@@ -139,6 +170,8 @@ class TieredBench(EngineBench):
 
     def finish(self) -> None:
         """Run plans and carry out moves until nothing is left."""
+        while self.lent:
+            self.end_lent(0)
         for _ in range(10_000):
             if self.loads:
                 self.carry(self.loads)
@@ -159,6 +192,7 @@ class TieredBench(EngineBench):
         self.loads.clear()
         self._before_barrier.clear()
         self.brought.clear()
+        self.lent.clear()
         super().rejoin()
 
     # ------------------------------------------------------------ checks

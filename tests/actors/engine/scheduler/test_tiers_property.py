@@ -1,4 +1,5 @@
 """The engine with lower tiers under any sequence of events, including moves that are late, fail or carry wrong bytes.
+Between two grants, blocks are lent to peers and taken for what is prefetched.
 
 `TieredBench` checks at every report what is counted as loaded; the machine also checks everything that must hold
 without a tier: texts, accounts, private writes, conservation of blocks, and that whatever fits alone finishes.
@@ -34,6 +35,19 @@ class TieredEngine(EngineMachine):
     @rule()
     def late(self) -> None:
         self.bench.tell_late()
+
+    @rule(prompt=PROMPTS)
+    def lend(self, prompt: list[int]) -> None:
+        self.bench.lend(prompt)
+
+    @precondition(lambda self: self.bench.lent)
+    @rule(at=st.integers(0, 7))
+    def end_lent(self, at: int) -> None:
+        self.bench.end_lent(at % len(self.bench.lent))
+
+    @rule(prompt=PROMPTS)
+    def prefetch(self, prompt: list[int]) -> None:
+        self.bench.prefetch(prompt)
 
     @precondition(lambda self: any(self.bench.store.headers))
     @rule(slot=SLOT, bit=st.integers(0, 255))
