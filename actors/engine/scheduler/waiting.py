@@ -126,28 +126,27 @@ class WaitingQueue:
         """Return the next `count` sequences, which stay in the queue."""
         if count <= 0:
             return []
-        if not self._loading:
-            return self._first(count)
-        ready = (s for s in self._first(count + len(self._loading)) if not self._is_held_back(s))
-        return list(islice(ready, count))
+        order = self._in_order()
+        return list(islice(self._ready(order) if self._loading else order, count))
 
-    def _is_held_back(self, sequence: Sequence) -> bool:
-        """Return whether a sequence, or an earlier choice of the same prompt, waits for blocks to be loaded."""
-        if sequence.id in self._loading:
-            return True
-        prompt, arrival = sequence.known_tokens, sequence.arrival  # choices that have not begun share one list
-        return any(other.known_tokens is prompt and other.arrival < arrival for other in self._loading.values())
+    def _ready(self, order: Iterator[Sequence]) -> Iterator[Sequence]:
+        """Yield those that do not wait for blocks to be loaded, nor does an earlier choice of the same prompt."""
+        earliest: dict[int, int] = {}  # arrival, by prompt: choices that have not begun share one list
+        for s in self._loading.values():
+            prompt = id(s.known_tokens)
+            earliest[prompt] = min(s.arrival, earliest.get(prompt, s.arrival))
+        for s in order:
+            if s.id not in self._loading and s.arrival <= earliest.get(id(s.known_tokens), s.arrival):
+                yield s
 
-    def _first(self, count: int) -> list[Sequence]:
+    def _in_order(self) -> Iterator[Sequence]:
         if len(self._queues) <= 1:
-            for queue in self._queues.values():
-                return queue[:count]
-            return []
+            return chain(*self._queues.values())
         order = self._round_robin()
         if 0 < self._num_batch < self._length:
             awaited = (sequence for sequence in order if not sequence.is_batch)
             order = chain(awaited, (sequence for sequence in self._round_robin() if sequence.is_batch))
-        return list(islice(order, count))
+        return order
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the sequence's tenant for computed prompt tokens."""
