@@ -39,7 +39,12 @@ PREDICTION = st.fixed_dictionaries(
 )
 ANTHROPIC_TOOL = st.fixed_dictionaries(
     {"name": mostly(st.sampled_from(["look_up", "x" * 100]), st.just("")), "input_schema": SCHEMA},
-    optional={"description": TEXT, "cache_control": MARK, "type": mostly(st.just("custom"), st.just("bash_20250124"))},
+    optional={
+        "description": TEXT,
+        "cache_control": MARK,
+        "type": mostly(st.just("custom"), st.just("bash_20250124")),
+        "defer_loading": mostly(st.booleans(), JUNK),
+    },
 )
 _SCORES: Mapping[str, Strategy[Any]] = {
     "logprobs": mostly(st.integers(0, 20) | st.booleans(), st.sampled_from([-1, 21])),

@@ -70,8 +70,10 @@ MARK = st.fixed_dictionaries(
     {"type": st.just("ephemeral")}, optional={"ttl": mostly(st.sampled_from(["5m", "1h"]), st.just("2h"))}
 )
 TEXT_BLOCK = st.fixed_dictionaries({"type": st.just("text"), "text": TEXT}, optional={"cache_control": MARK})
+REFERENCE = st.fixed_dictionaries({"type": st.just("tool_reference"), "tool_name": st.just("look_up")})
 BLOCK = st.one_of(
     TEXT_BLOCK,
+    st.fixed_dictionaries({"type": st.just("tool_addition"), "tool": mostly(REFERENCE, JUNK)}),
     st.fixed_dictionaries({"type": st.just("thinking"), "thinking": TEXT}, optional={"signature": TEXT}),
     st.fixed_dictionaries({"type": st.just("redacted_thinking"), "data": TEXT}),
     st.fixed_dictionaries(
@@ -105,7 +107,10 @@ TOOL_TURNS = st.builds(
     ],
     TEXT,
     st.fixed_dictionaries({"type": st.just("tool_use"), "name": st.just("look_up"), "input": OBJECT}),
-    st.fixed_dictionaries({"type": st.just("tool_result"), "content": TEXT}, optional={"cache_control": MARK}),
+    st.fixed_dictionaries(
+        {"type": st.just("tool_result"), "content": TEXT | st.lists(TEXT_BLOCK | REFERENCE, max_size=3)},
+        optional={"cache_control": MARK},
+    ),
 )
 ITEM = st.one_of(
     st.fixed_dictionaries(

@@ -39,6 +39,19 @@ def _tools(count: int, num_properties: int) -> list[dict[str, Any]]:
     return [{"name": f"tool{i}", "description": "Does it.", "input_schema": schema} for i in range(count)]
 
 
+def _found_tools(count: int, num_properties: int) -> dict[str, Any]:
+    """Return a conversation in which a search finds every one of its tools."""
+    tools = _tools(count, num_properties)
+    found = [{"type": "tool_reference", "tool_name": tool["name"]} for tool in tools[1:]]
+    call = {"type": "tool_use", "id": "c", "name": "tool0", "input": {}}
+    turns = [
+        said("Hi."),
+        said([call], "assistant"),
+        said([{"type": "tool_result", "tool_use_id": "c", "content": found}]),
+    ]
+    return chat(turns, tools=[tools[0], *[{**tool, "defer_loading": True} for tool in tools[1:]]])
+
+
 def _flat_tools(count: int, num_properties: int) -> list[dict[str, Any]]:
     tools = _tools(count, num_properties)
     return [{"type": "function", "name": tool["name"], "parameters": tool["input_schema"]} for tool in tools]
@@ -201,6 +214,8 @@ TOOL_ROWS: Sequence[Row] = (
     Row("4 MB of tool schemas on chat", one(CHAT, lambda: chat([said("Hi.")], tools=_nested_tools(50, 1300)))),
     Row("4 MB of tool schemas on responses", one(RESPONSES, lambda: response("Hi.", tools=_flat_tools(50, 1300)))),
     Row("2,048 tools", one(MESSAGES, lambda: chat([said("Hi.")], tools=_tools(2048, 10)))),
+    Row("1,024 tools that are found", one(MESSAGES, lambda: _found_tools(1024, 20))),
+    Row("4 MB of tool schemas that are found", one(MESSAGES, lambda: _found_tools(50, 1300))),
     Row("1,024 tools, 16 times", one(CHAT, lambda: chat([said("Hi.")], tools=_nested_tools(1024, 5)), 16), 16),
     Row("1,024 tools, counted", one(COUNT, lambda: chat([said("Hi.")], tools=_tools(1024, 20)), 4), 4),
     Row("tool schemas that refer", one(CHAT, lambda: chat([said("Hi.")], tools=_referring_tools()))),

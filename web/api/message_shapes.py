@@ -11,10 +11,9 @@ from .body_shapes import EFFORTS, STOP_STRINGS, choice, flag, inner, required, t
 CACHE_CONTROL = "cache_control"
 OF_SERVERS = ("_tool_use", "_tool_result")
 """Ends of the types of calls that Anthropic's servers carry out, and of their results."""
-SKIPPED = (
-    *("browser_state", "container_upload", "fallback", "mcp_tool_listing"),
-    *("tool_addition", "tool_reference", "tool_removal"),
-)
+NAMING = ("tool_addition", "tool_reference")
+"""Types of blocks that name a tool, and are skipped unless it is a deferred one."""
+SKIPPED = ("browser_state", "container_upload", "fallback", "mcp_tool_listing", "tool_removal")
 """Types of other blocks that are skipped."""
 
 STOP_SEQUENCES: Schema = STOP_STRINGS
@@ -26,6 +25,8 @@ CONTROL = union(
 _CONTROL = inner(CACHE_CONTROL, CONTROL)
 _TEXT = kind("text", required("text"), _CONTROL)
 _SKIPPED = kind(" ".join(SKIPPED), _CONTROL, pattern=f"({'|'.join(OF_SERVERS)})$")
+_TOOL_REFERENCE = kind("tool_reference", text("tool_name"), _CONTROL)
+_TOOL_ADDITION = kind("tool_addition", inner("tool", shape("type", text("tool_name"), name="AddedTool")), _CONTROL)
 _FOUND = union("type", kind("text", required("text")), kind("image"), name="FoundText")
 _SEARCH_RESULT = kind(
     "search_result",
@@ -41,7 +42,8 @@ _SOURCE = union(
     name="DocumentSource",
 )
 _DOCUMENT = kind("document", inner("source", _SOURCE, is_required=True), text("title"), text("context"), _CONTROL)
-_TEXTS = (_TEXT, _SEARCH_RESULT, _DOCUMENT, kind("compaction", text("content"), _CONTROL), _SKIPPED)
+_COMPACTION = kind("compaction", text("content"), _CONTROL)
+_TEXTS = (_TEXT, _SEARCH_RESULT, _DOCUMENT, _COMPACTION, _TOOL_REFERENCE, _TOOL_ADDITION, _SKIPPED)
 """Kinds of blocks that any message may have."""
 TEXT_BLOCK = union("type", *_TEXTS, name="SystemBlock")
 _ANY_DOCUMENT = kind("document", "source", "title", "context", _CONTROL)
@@ -91,12 +93,13 @@ MESSAGES_TOOL = union(
         text("description"),
         BodyField(name="input_schema", type=OBJECT, is_required=True),
         flag("strict"),
+        flag("defer_loading"),
         _CONTROL,
         is_default=True,
     ),
     kind("", _CONTROL, pattern="^(?!custom$)"),
     name="MessagesTool",
-    ignored=("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"),
+    ignored=("allowed_callers", "eager_input_streaming", "input_examples"),
 )
 TOOL_CHOICE = union(
     choice("type", "auto", "any", "tool", "none"),

@@ -69,11 +69,16 @@ class ToolSet:
         schema_param: str,
         *,
         is_strict: bool = False,
+        is_shown: bool = True,
     ) -> None:
-        """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name."""
+        """Add a tool whose name comes from the field `param`. Raises APIError if another one has this name.
+
+        `is_shown`: the template shows it; any tool may be called.
+        """
         if name in self._types:
             raise bad_value(param, "must be unique, but another tool has the same name")
-        self.shown.append(tool)
+        if is_shown:
+            self.shown.append(tool)
         self._pace.check_tools(self.shown, param)
         types = self._types[name] = {}
         self.held.append(GrammarTool(name, schema, schema_param, param, is_strict, is_strict))

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 from ...request.errors import bad_value
 from ..fields import Fields, missing, unsupported_type
-from ..message_shapes import OF_SERVERS, SKIPPED
+from ..message_shapes import NAMING, OF_SERVERS, SKIPPED
 from ..pace import Pace
 
 
 def is_skipped(block: Fields) -> bool:
-    """Return whether a block belongs to a tool or feature of Anthropic's servers."""
+    """Return whether a block belongs to a tool or feature of Anthropic's servers.
+
+    One that names a deferred tool says something nevertheless (`deferred_tools.py`).
+    """
     kind = block.get("type")
-    return type(kind) is str and (kind in SKIPPED or kind.endswith(OF_SERVERS))
+    return type(kind) is str and (kind in SKIPPED or kind in NAMING or kind.endswith(OF_SERVERS))
 
 
 def blocks_of(fields: Fields, name: str, pace: Pace) -> list[Fields]:

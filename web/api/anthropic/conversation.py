@@ -16,6 +16,7 @@ from ..message_shapes import CACHE_CONTROL as NAME
 from ..pace import Pace
 from .block_texts import blocks_of, is_skipped, read_text
 from .cache_control import Breakpoints, Place
+from .deferred_tools import DeferredTools
 
 REDACTED = "[redacted]"
 """Stands for encrypted thinking."""
@@ -25,8 +26,9 @@ _PARAGRAPH = "\n\n"
 class Conversation:
     """The messages so far. The last one may still grow."""
 
-    def __init__(self, breakpoints: Breakpoints, pace: Pace, images: ImageParts) -> None:
+    def __init__(self, breakpoints: Breakpoints, pace: Pace, images: ImageParts, deferred: DeferredTools) -> None:
         self.images = images
+        self.deferred = deferred
         self.breakpoints = breakpoints
         self.pace = pace
         self.pending_calls: set[str] = set()
@@ -92,6 +94,10 @@ class Conversation:
         return "tool_calls" in self._messages[-1]
 
     @property
+    def has_text(self) -> bool:
+        return self._num_chars > 0
+
+    @property
     def ends_with_space(self) -> bool:
         return next((text for text in reversed(self._said) if text), "")[-1:].isspace()
 
@@ -111,7 +117,7 @@ async def read_system(blocks: list[Fields], conversation: Conversation, first: i
     """Read blocks of the system prompt, or of a message of its role, from the block with the index `first` on."""
     for index, block in enumerate(blocks, first):
         await conversation.pace.tick()
-        if is_skipped(block):
+        if _is_skipped(block, conversation):
             _skip(block, conversation)
         else:
             await say_text(block, conversation)
@@ -119,7 +125,7 @@ async def read_system(blocks: list[Fields], conversation: Conversation, first: i
 
 
 async def read_user(blocks: list[Fields], conversation: Conversation) -> None:
-    if all(map(is_skipped, blocks)):
+    if all(_is_skipped(block, conversation) for block in blocks):
         conversation.begin("user")  # a message is never lost with its blocks
     begun = False
     for index, block in enumerate(blocks):
@@ -127,7 +133,7 @@ async def read_user(blocks: list[Fields], conversation: Conversation) -> None:
         if block.get("type") == "tool_result":
             await _read_result(block, conversation)
             begun = False
-        elif is_skipped(block):
+        elif _is_skipped(block, conversation):
             _skip(block, conversation)
             continue
         else:
@@ -153,7 +159,7 @@ async def read_assistant(blocks: list[Fields], conversation: Conversation) -> No
             case "tool_use":
                 _read_call(block, conversation)
                 conversation.end_part(index, "assistant", is_call=True)
-            case _ if is_skipped(block):
+            case _ if _is_skipped(block, conversation):
                 _skip(block, conversation)
             case _:
                 await say_text(block, conversation)
@@ -186,7 +192,7 @@ async def _read_result(block: Fields, conversation: Conversation) -> None:
     else:
         for inner in blocks_of(block, "content", conversation.pace):
             await conversation.pace.tick()
-            if is_skipped(inner):
+            if _is_skipped(inner, conversation):
                 _skip(inner, conversation)
             else:
                 await say_text(inner, conversation, is_result=True)
@@ -200,12 +206,18 @@ async def say_text(
     none; `is_users`: of a user's message, whose images are read."""
     if block.get("type") == "image" and (is_users or (is_result and conversation.images.are_read)):
         text = conversation.images.read_block(block)
+    elif conversation.deferred.are_named(block):
+        text = ("\n" if conversation.has_text else "") + await conversation.deferred.describe(block)
     else:
         text = await read_text(block, conversation.pace, conversation.unused if is_result else None)
     conversation.say(text)
     if not text and block.get("type") == "text" and block.get(NAME) is not None:
         raise bad_value(block.param(NAME), "cannot be set for an empty text block")
     conversation.breakpoints.block(block, conversation.place() if text else None)
+
+
+def _is_skipped(block: Fields, conversation: Conversation) -> bool:
+    return is_skipped(block) and not conversation.deferred.are_named(block)
 
 
 def _skip(block: Fields, conversation: Conversation) -> None:

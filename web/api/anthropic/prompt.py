@@ -5,6 +5,7 @@
     thinking                         `reasoning_content` of the assistant's message
     tool_use                         `tool_calls` of the assistant's message
     tool_result                      a message of its own, of role tool
+    tool_reference, tool_addition    the definition of a deferred tool (`deferred_tools.py`)
     consecutive messages of a role   one message
 
 What must always hold: the same body makes the same prompt, whether it is served or only counted; what cannot be
@@ -32,6 +33,7 @@ from ..template_fields import Thinking, read_template_kwargs
 from .block_texts import blocks_of, text_of
 from .cache_control import Breakpoints
 from .conversation import Conversation, read_assistant, read_system, read_user
+from .deferred_tools import DeferredTools
 from .tools import read_choice, read_tools
 
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -54,9 +56,10 @@ async def read_prompt(
     """Check everything that is rendered. Raises APIError."""
     breakpoints = Breakpoints()
     async with Pace() as pace:
-        tools = await read_tools(fields, breakpoints, pace)
+        deferred = DeferredTools(pace)
+        tools = await read_tools(fields, breakpoints, deferred, pace)
         choice, one_call = read_choice(fields)
-        conversation = Conversation(breakpoints, pace, images)
+        conversation = Conversation(breakpoints, pace, images, deferred)
         await _read_system(fields, conversation, keep_billing_header)
         continue_final = await _read_messages(fields, conversation)
         answer = await _read_format(fields, pace)

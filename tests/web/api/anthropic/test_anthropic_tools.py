@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
@@ -10,7 +11,7 @@ import pytest
 from quipu.actors.messages.prompts import CacheTtl, ContentMark, Prompt, ToolMark
 from quipu.web.app import make_app
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, text
-from tests.web.asked import IGNORED, PLAIN, THINKING, Asked, ask
+from tests.web.asked import IGNORED, PLAIN, THINKING, Asked, ask, refused
 from tests.web.fakes import INFO, Client, FakeDesk
 
 SCHEMA = {"type": "object", "properties": {"town": {"type": "string"}}}
@@ -98,3 +99,65 @@ async def test_any_signature(signature: dict[str, str]) -> None:
     ]
     served = await asked(messages=messages)
     assert served.prompt.messages[1] == {"role": "assistant", "content": "a", "reasoning_content": "hm"}
+
+
+SEARCH = {"name": "search", "input_schema": {}}
+DEFERRED = {"name": "weather", "description": "Tell it.", "input_schema": SCHEMA, "defer_loading": True}
+SHOWN = {"type": "function", "function": {"name": "weather", "description": "Tell it.", "parameters": SCHEMA}}
+FOUND = {"type": "tool_reference", "tool_name": "weather"}
+
+
+def searched(*found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a conversation in which a search for tools had this result."""
+    call = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": list(found), **MARK}
+    return [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+
+
+async def test_deferred_tools() -> None:
+    """A deferred tool is shown where a search has found it, and not before: what precedes that stays as it was."""
+    before = await asked(tools=[SEARCH], messages=searched()[:1])
+    hidden = await asked(tools=[SEARCH, DEFERRED], messages=searched()[:1])
+    assert hidden.prompt == before.prompt and hidden.ignored is None
+    found = await asked(tools=[DEFERRED, SEARCH], messages=searched(text("Found:"), FOUND, FOUND))
+    assert found.prompt.tools == before.prompt.tools and found.ignored is None
+    told = found.prompt.messages[2]["content"]
+    first, definition, again = told.split("\n")
+    assert (first, json.loads(definition), again) == ("Found:", SHOWN, "weather")
+    assert found.prompt.marks == (ContentMark(CacheTtl.FIVE_MINUTES, 2, len(told)),)
+    assert found.callable_names == ["weather", "search"]
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+async def test_added_tools(role: str) -> None:
+    """A deferred tool that a message adds is shown there."""
+    added = {"role": role, "content": [text("New:"), {"type": "tool_addition", "tool": FOUND}]}
+    messages = [{"role": "user", "content": "q"}, added, {"role": "user", "content": "r"}]
+    told = await asked(tools=[SEARCH, DEFERRED], messages=messages)
+    assert told.ignored is None
+    (said,) = [one["content"] for one in told.prompt.messages if "New:" in one["content"]]
+    assert json.dumps(SHOWN, separators=(",", ":")) in said.split("\n")
+
+
+async def test_references_to_other_tools() -> None:
+    """A reference to a tool that is shown, or that nobody has sent, says nothing and is named."""
+    plain = {name: value for name, value in DEFERRED.items() if name != "defer_loading"}
+    for tools in ([SEARCH, plain], [SEARCH]):
+        told = await asked(tools=tools, messages=searched(FOUND))
+        assert told.prompt.messages[2]["content"] == "" and told.ignored == "messages.2.content.0.content.0"
+
+
+async def test_search_of_anthropic() -> None:
+    """Beside Anthropic's own search, which finds nothing here, deferred tools are shown like all others."""
+    by_servers = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    told = await asked(tools=[by_servers, DEFERRED], messages=[{"role": "user", "content": "q"}])
+    assert told.prompt.tools == (SHOWN,) and told.ignored == "tools.0,tools.1.defer_loading"
+
+
+async def test_only_deferred_tools() -> None:
+    """A request whose tools are all deferred, so that nothing finds them, is refused."""
+    assert (await refused(PATH, body(tools=[DEFERRED])))[1].startswith("Invalid value for `tools.0.defer_loading`")
