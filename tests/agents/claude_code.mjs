@@ -11,7 +11,8 @@ const claude = spawn(
   new URL('node_modules/.bin/claude', import.meta.url).pathname,
   [
     ...['--print', '--input-format', 'stream-json', '--output-format', 'stream-json', '--verbose'],
-    ...['--model', 'demo', '--system-prompt', 'Use the tools where they help.', '--tools', ''],
+    // without a message about the machine and the date, which would be longer than the demo model can read
+    ...['--bare', '--model', 'demo', '--system-prompt', 'Use the tools where they help.', '--tools', ''],
     ...['--strict-mcp-config', '--mcp-config', JSON.stringify({ mcpServers: { village: server } })],
     ...['--allowedTools', `mcp__village__${tool.name}`],
   ],

@@ -28,7 +28,7 @@ ANSWER = "I have written the file."
 FILE = "village.txt"
 TEXT = "There is a river."
 LONGER_CONTEXT = 49_152
-"""Holds Claude Code's prompt of 33,000 tokens, but not the 32,000 tokens of output that it asks for as well."""
+"""Holds Claude Code's prompt of 19,500 tokens, but not the 32,000 tokens of output that it asks for as well."""
 
 CODEX_CONFIG = """\
 model = "demo"
