@@ -121,7 +121,7 @@ def serving_info(config: RuntimeConfig) -> ServingInfo:
         block_size=config.engine.block_size,
         num_blocks=config.engine.num_blocks,
         vocab_size=config.vocab_size,
-        settings={"speculative": config.engine.speculative},
+        settings={"speculative": config.engine.speculative, "max_num_seqs": config.engine.max_num_seqs},
         task=Task(config.engine.task),
         vectors=VectorInfo(VECTOR_SIZE, None) if config.engine.task == Task.EMBED else VectorInfo(),
     )
