@@ -11,10 +11,11 @@ import re
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import attrs
 
+from quipu.kernels.models.entry_types import MOST, is_deep, is_whole, shown
 from quipu.kernels.models.text_part import find_decoder
 
 from .hub import HubError, fetch
@@ -24,13 +25,8 @@ DEMO_ADAPTER_NAME, DEMO_ADAPTER = "demo-pirate", DEMO.parent / "pirate"
 """The adapter of the demo model that is part of the package."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_MAX = 2**31 - 1
-"""The limit of any size or token id."""
 _ID = re.compile("[0-9]{1,10}")
 """An id as a key of JSON. Python refuses to read the longest numbers."""
-_MAX_DEPTH = 100
-"""The limit of nesting; three levels are usual."""
-_SHOWN_CHARACTERS = 80
 _OLDER_LENGTH = "n_positions"
 """What GPT-2 and its like, which other executors than ours serve, have in place of `max_position_embeddings`."""
 _MAX_LISTED = 1000
@@ -120,7 +116,7 @@ def read_info(
         if dtype == "float16" and (quantization or config.get("quantization_config")):
             dtype = "bfloat16"  # as the weights are opened (kernels/checkpoints/weights.py)
     if dtype not in _DTYPES:
-        raise CheckpointError(f"dtype {_shown(dtype)} is not supported; choose one of {', '.join(_DTYPES)}")
+        raise CheckpointError(f"dtype {shown(dtype)} is not supported; choose one of {', '.join(_DTYPES)}")
     generation = path / "generation_config.json"
     eos = _as_ids("config.json: eos_token_id", config.get("eos_token_id"))
     text_config = config.get("text_config")
@@ -141,8 +137,8 @@ def read_info(
 
 def _positive(config: dict[str, Any], key: str) -> int:
     value = config.get(key)
-    if not _is_whole(value) or value <= 0:
-        raise CheckpointError(f"config.json: {key} must be a positive integer, not {_shown(value)}")
+    if not is_whole(value) or value <= 0:
+        raise CheckpointError(f"config.json: {key} must be a positive integer, not {shown(value)}")
     return int(value)
 
 
@@ -156,18 +152,18 @@ def _context_length(config: dict[str, Any]) -> int:
     name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = config.get(name) or {}
     if not isinstance(rope, dict):
-        raise CheckpointError(f"config.json: {name} must be an object, not {_shown(rope)}")
+        raise CheckpointError(f"config.json: {name} must be an object, not {shown(rope)}")
     if (rope.get("rope_type") or rope.get("type")) == "yarn" and "original_max_position_embeddings" in rope:
         factor, original = rope.get("factor"), rope["original_max_position_embeddings"]
         for key, value in (("factor", factor), ("original_max_position_embeddings", original)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
                 raise CheckpointError(
-                    f"config.json: {name}.{key} must be a positive number up to {_MAX}, not {_shown(value)}"
+                    f"config.json: {name}.{key} must be a positive number up to {MOST}, not {shown(value)}"
                 )
         longest = max(longest, int(factor * original))
-        if longest > _MAX:
+        if longest > MOST:
             raise CheckpointError(
-                f"config.json: {name} gives a context of {longest} tokens; at most {_MAX} are supported"
+                f"config.json: {name} gives a context of {longest} tokens; at most {MOST} are supported"
             )
     return longest
 
@@ -176,9 +172,9 @@ def _as_ids(place: str, value: object) -> list[int]:
     if value is None:
         return []
     values = value if isinstance(value, list) else [value]
-    ids = [one for one in values if _is_whole(one)]
+    ids = [one for one in values if is_whole(one)]
     if len(ids) < len(values):
-        raise CheckpointError(f"{place} must be a token id or a list of them, not {_shown(value)}")
+        raise CheckpointError(f"{place} must be a token id or a list of them, not {shown(value)}")
     return ids
 
 
@@ -237,16 +233,6 @@ def _one_id(value: object) -> list[int]:
     return [value] if type(value) is int and value >= 0 else []
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and -_MAX <= value <= _MAX
-
-
-def _shown(value: object) -> str:
-    """Return `value` for a message, truncated: it may be as long as the file."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that contains an object. Raises CheckpointError."""
     try:
@@ -259,21 +245,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} does not contain a JSON object")
-    if _is_deep(data):
+    if is_deep(data):
         raise CheckpointError(f"{path} is nested too deeply")
     return data
-
-
-def _is_deep(value: object) -> bool:
-    """Return whether `value` is nested so deeply that code which traverses it could run out of stack."""
-    level: list[object] = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True

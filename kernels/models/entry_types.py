@@ -1,5 +1,7 @@
 """The type of each entry of a `config.json` that a family reads. Wrong types are refused before parsing.
 
+`actors/shared/checkpoint.py` reads entries with it too, so no torch.
+
 What must always hold: an entry that passes has the type that its readers expect; null means the same as absent.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 MOST = 2**31 - 1
 """Largest integer: a larger one is a mistake, and would cause an obscure error later."""
@@ -23,7 +25,7 @@ def is_number(value: object) -> bool:
     return -LARGEST <= value <= LARGEST  # false for NaN
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and -MOST <= value <= MOST
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.actors.shared.checkpoint import CheckpointError, read_json
+from quipu.kernels.models.entry_types import shown
 
 NAME = "generation_config.json"
-_SHOWN_CHARACTERS = 80
 AUTO, NEUTRAL = "auto", "vllm"
 """Values of `--generation-config`: the checkpoint's own file, if it has one; no file. Any other value is a folder."""
 _NOT_SERVED: dict[str, tuple[object, ...]] = {
@@ -41,7 +41,7 @@ def read_sampling_defaults(choice: str, checkpoint: Path, vocab_size: int) -> di
     suggested = read_json(path)
     for key, neutral in _NOT_SERVED.items():
         if (value := suggested.get(key)) is not None and value not in neutral:
-            raise CheckpointError(f"{path}: {key} {_shown(value)} is not supported ({_IGNORED_BY})")
+            raise CheckpointError(f"{path}: {key} {shown(value)} is not supported ({_IGNORED_BY})")
     defaults: dict[str, float] = {}
     for field in SAMPLING_FIELDS:
         value = suggested.get(field.name)
@@ -49,7 +49,7 @@ def read_sampling_defaults(choice: str, checkpoint: Path, vocab_size: int) -> di
             continue
         if type(value) is not int and (type(value) is not float or field.reader == "integer"):
             kind = "an integer" if field.reader == "integer" else "a number"
-            raise CheckpointError(f"{path}: {field.name} must be {kind}, not {_shown(value)} ({_IGNORED_BY})")
+            raise CheckpointError(f"{path}: {field.name} must be {kind}, not {shown(value)} ({_IGNORED_BY})")
         if not field.bounds.allow(value):
             raise CheckpointError(f"{path}: {field.name} must be {field.bounds.words()}, not {value} ({_IGNORED_BY})")
         if field.is_clamped:
@@ -57,8 +57,3 @@ def read_sampling_defaults(choice: str, checkpoint: Path, vocab_size: int) -> di
         if value not in (field.default, field.same_as_off):
             defaults[field.name] = value if field.reader == "integer" else float(value)
     return defaults
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
