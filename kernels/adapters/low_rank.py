@@ -24,8 +24,6 @@ from .peft_config import PeftConfig, parse_peft_config
 
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _MOST_HEADER_BYTES = 16 << 20
-MOST_RANK = 512
-"""vLLM's limit, too."""
 
 
 @attrs.frozen(eq=False)

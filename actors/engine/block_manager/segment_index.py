@@ -45,7 +45,6 @@ class SegmentIndex:
     def __init__(self, num_segments: int, segment_blocks: int, log: StoredLog | None = None) -> None:
         """Slot `s` is number `s % segment_blocks` of segment `s // segment_blocks`. `log`: what is there already."""
         self.num_slots = num_segments * segment_blocks
-        self._num_segments = num_segments
         self._segment_blocks = segment_blocks
         self._slot_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
