@@ -20,7 +20,8 @@ from quipu.actors.shared.terminals import can_redraw
 
 from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, complain, first_leaf, indented, print_result
 from ..command_progress import command_progress
-from .audit_flags import KEY_VARIABLE, make_parser
+from ..server_flags import KEY_VARIABLE
+from .audit_flags import make_parser
 from .audit_page import render_page
 from .audit_report import describe, render_table
 from .audit_run import Outcome, Plan, run_audit

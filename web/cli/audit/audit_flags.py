@@ -9,10 +9,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..one_line_parser import OneLineParser
+from ..server_flags import KEY_VARIABLE, visible
 from .auditor import MAX_PROMPT_TOKENS
 from .exchange import PATHS
 
-KEY_VARIABLE = "OPENAI_API_KEY"
 _DESCRIPTION = """\
 Ask a server, any server, whether what it says about cached prompt tokens is true.
 
@@ -28,8 +28,8 @@ def make_parser() -> OneLineParser:
     add("--model", help="model to request (default: the first that GET /v1/models lists)")
     apis = ",".join(PATHS)
     add("--api", type=_apis, default=tuple(PATHS), metavar="NAMES", help=f"APIs to audit (default: {apis})")
-    add("--key", type=_visible, help=f"sent as a bearer token and as x-api-key (default: ${KEY_VARIABLE})")
-    add("--other-key", type=_visible, metavar="KEY", help="a key of another tenant, who must not find what --key sent")
+    add("--key", type=visible, help=f"sent as a bearer token and as x-api-key (default: ${KEY_VARIABLE})")
+    add("--other-key", type=visible, metavar="KEY", help="a key of another tenant, who must not find what --key sent")
     add("--header", action="append", type=_header, default=[], metavar="K=V", help="another header; may be repeated")
     add(
         "--metrics-url",
@@ -87,14 +87,8 @@ def _header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z0-9-]+", name.strip()):
         raise argparse.ArgumentTypeError("not K=V, with a header's name as K")
-    _visible(value)
+    visible(value)
     return name.strip(), value.strip()
-
-
-def _visible(text: str) -> str:
-    if not (text.isascii() and text.isprintable()):
-        raise argparse.ArgumentTypeError("a header must be printable ASCII")
-    return text
 
 
 def _positive(text: str) -> int:
