@@ -173,10 +173,6 @@ class EnginesApart(Engines):
             loads = self.store.routing.loads
             assert not np.any(loads.running[loads.in_use])
 
-    def only_to_ready_engines(self) -> None:
-        for engine_id, message in self.queued():
-            assert engine_id in self.up and engine_id not in self.closing, message
-
 
 EnginesApart.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_engines_with_roles_come_and_go = EnginesApart.TestCase
