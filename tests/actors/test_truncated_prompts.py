@@ -12,18 +12,12 @@ import trio
 from quipu.actors.messages.prompts import Breakpoint, CacheTtl, PartSpan, TextPrompt, Truncation
 from quipu.actors.tokenizer.prompt_encoder import EncodedPrompt
 from quipu.actors.tokenizer.truncation import shortened_chat, shortened_ids, shortened_text
-from tests.actors.test_pooled_over_http import EMBED, SCORE, ids_of, vector
+from tests.actors.test_pooled_over_http import EMBED, SCORE, ids_of, post, vector
 from tests.fake_oracle import embedding
-from tests.runtimes import Client, full_blocks, small_runtime
+from tests.runtimes import full_blocks, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, body, over_http, prompt_of, settle
 
 LONG = "A cord with a knot, and another knot, and many more of them. " * 12
-
-
-async def post(client: Client, path: str, status: int = 200, **fields: Any) -> dict[str, Any]:
-    exchange, answer = await over_http(client).post(path, {"model": "demo", **fields})
-    assert exchange.status == status, answer
-    return dict(answer)
 
 
 async def test_completions(autojump_clock: trio.abc.Clock) -> None:
@@ -52,7 +46,7 @@ async def test_chat_that_does_not_fit(autojump_clock: trio.abc.Clock) -> None:
     """
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": LONG * 4}], "max_tokens": 5, "temperature": 0}
     async with small_runtime(max_model_len=128) as client:
-        refused = await post(client, CHAT, 400, **chat)
+        refused = await post(client, CHAT, status=400, **chat)
         answer = await post(client, CHAT, **chat, truncate_prompt_tokens=-1, return_token_ids=True)
         read = await post(client, "/tokenize", **chat, truncate_prompt_tokens=-1)
         everything = await post(client, "/tokenize", **chat)
@@ -90,7 +84,7 @@ async def test_reranker(autojump_clock: trio.abc.Clock) -> None:
         used = whole["usage"]["prompt_tokens"]
         cut = await post(client, "/rerank", documents=["A cord with a knot. " + LONG], **fields)
         short = await post(client, "/rerank", documents=[LONG], **fields, truncate_prompt_tokens=used)
-        refused = await post(client, "/rerank", 400, documents=[LONG], **fields, truncate_prompt_tokens=5)
+        refused = await post(client, "/rerank", status=400, documents=[LONG], **fields, truncate_prompt_tokens=5)
     assert short["usage"]["prompt_tokens"] == used < cut["usage"]["prompt_tokens"]
     assert refused["error"]["param"] == "truncate_prompt_tokens"
 
@@ -112,7 +106,7 @@ async def test_bad_fields(autojump_clock: trio.abc.Clock, path: str, fields: dic
     """What cannot be done is a 400 that names the field, and at most what leaves room for the output can be kept."""
     async with small_runtime(max_model_len=128) as client:
         asked = {"model": "demo", **fields} if path == "/v1/responses" else body([1, 2, 3], **fields)
-        answer = await post(client, path, 400, **asked)
+        answer = await post(client, path, status=400, **asked)
         assert answer["error"]["param"] == param, answer
         assert (await post(client, COMPLETIONS, **body([1, 2, 3], truncate_prompt_tokens=120)))["usage"]
 

@@ -17,9 +17,9 @@ import openai
 import pydantic
 import pytest
 
+from tests.agents.sessions import token_ids
 from tests.e2e.servers import Server, serving
-from tests.runtimes import kept_library
-from tests.tools.scripted_model import CHAT_TOOLS, QUESTION, RESPONSES_TOOLS, call, demo_folder
+from tests.tools.scripted_model import CHAT_TOOLS, QUESTION, RESPONSES_TOOLS, call
 
 ANSWER = "It is sunny in Oslo."
 RESULT = '{"weather": "sunny"}'
@@ -32,12 +32,6 @@ class Weather(pydantic.BaseModel):
 
     city: str
     days: int
-
-
-def token_ids(text: str) -> list[int]:
-    ids = kept_library(demo_folder()).encode(text, max_tokens=1 << 20, add_special_tokens=False)
-    assert not isinstance(ids, int)
-    return list(ids)
 
 
 @pytest.fixture(scope="module")

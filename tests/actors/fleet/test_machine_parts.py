@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quipu.actors.fleet.machine_parts import available_memory, read_cores, read_machine, visible_gpus
+from tests.kernels.test_machine import write
 
 NODE = "sys/devices/system/node/node{}/cpulist"
 SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -17,12 +18,6 @@ PAIRS = {SIBLINGS.format(cpu): f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
 RANGES = {SIBLINGS.format(cpu): f"{cpu & ~1}-{cpu | 1}" for cpu in range(4)}
 ODD_AND_EVEN = {NODE.format(0): "0,2,4,6\n", NODE.format(1): "1,3,5,7\n"}
 """Two NUMA nodes."""
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,13 @@ from tests.kernels.kernel_checkpoints import FORMATS, IN_EACH_FORMAT, make_backe
 from tests.kernels.one_prompt import (
     LENGTH,
     NUM_COMPARED,
-    TOKENS,
     feed_prefix,
+    run_among,
     run_chunks,
     run_drafted,
     run_on_copied_block,
 )
-from tests.kernels.step_batches import make_batch, prompt, scattered_blocks
-
-OTHERS = [prompt(length, seed=length) for length in (37, 130, 1, 64)]
+from tests.kernels.step_batches import scattered_blocks
 
 
 @pytest.fixture(scope="module", params=IN_EACH_FORMAT, ids="-".join)
@@ -59,22 +57,7 @@ def test_chunks_decode_and_blocks(backend: ReferenceBackend, cold: torch.Tensor)
 
 def test_mixed_batch(backend: ReferenceBackend, cold: torch.Tensor) -> None:
     """Match a run alone among rows that prefill and decode, at a different offset in every pass."""
-    blocks = scattered_blocks(33 + 4 * 9, seed=8)
-    mine, others = blocks[:33], [blocks[33 + 9 * i : 42 + 9 * i] for i in range(4)]
-    results, position = [], 0
-    for index, size in enumerate([201, 150, 161] + [1] * NUM_COMPARED):
-        row = {"token_ids": TOKENS[position : position + size], "position": position, "blocks": mine}
-        other_rows = [
-            {"token_ids": tokens, "position": 0, "blocks": table} for tokens, table in zip(OTHERS, others, strict=True)
-        ]
-        place = index % 5
-        batch = make_batch(*other_rows[:place], row, *other_rows[place:])
-        position += size
-        if size == 1:
-            results.append(backend.logits(batch, [batch.query_start[place + 1] - 1]))
-        else:
-            backend.logits(batch, [])
-    assert torch.equal(torch.cat(results), cold)
+    assert torch.equal(run_among(backend, 4, [201, 150, 161] + [1] * NUM_COMPARED, seed=8), cold)
 
 
 @pytest.mark.covering

@@ -11,9 +11,8 @@ from typing import Any
 
 import openai
 import pytest
-import structlog
 import trio
-from structlog.testing import LogCapture
+from structlog.testing import capture_logs
 
 from quipu.web.app import QuipuApp, make_app
 from quipu.web.auth.auth import OPEN_ROUTES, needs_admin
@@ -221,19 +220,12 @@ async def test_server_info_counts_keys() -> None:
         assert key not in text and hash_key(key) not in text
 
 
-@pytest.fixture
-def lines() -> Iterator[list[Any]]:
-    capture = LogCapture()
-    structlog.configure(processors=[capture], cache_logger_on_first_use=False)
-    yield capture.entries
-    structlog.reset_defaults()
-
-
-async def test_log_names_the_key(lines: list[Any]) -> None:
+async def test_log_names_the_key() -> None:
     """The log line names the key's id and tenant; for a refused request the reason, and nothing of the key."""
     client = Client(closed_app())
-    await client.post(PATH, BODY, bearer(A))
-    await client.post(PATH, BODY, bearer("sk-of-nobody"))
+    with capture_logs() as lines:
+        await client.post(PATH, BODY, bearer(A))
+        await client.post(PATH, BODY, bearer("sk-of-nobody"))
     served, refused = lines
     assert (served["tenant"], served["key_id"], served["outcome"]) == ("a", "id-a", "finished")
     assert (refused["status"], refused["error_code"], refused["outcome"]) == (401, "invalid_api_key", "rejected")

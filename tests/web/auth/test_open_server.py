@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import structlog
-from structlog.testing import LogCapture
+from structlog.testing import capture_logs
 
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
@@ -109,11 +108,6 @@ async def test_other_routes_are_open() -> None:
 def test_warning_if_open_beyond_loopback(flags: list[str], is_warned: bool) -> None:
     """A server without keys beyond loopback logs a warning at startup, once."""
     arguments = make_parser().parse_args(["serve", "demo", *flags])
-    capture = LogCapture()
-    before = structlog.get_config()
-    structlog.configure(processors=[capture])
-    try:
+    with capture_logs() as entries:
         serve_command.warn_where_open(arguments.host, key_store(arguments, {}))
-    finally:
-        structlog.configure(**before)
-    assert [entry["event"] for entry in capture.entries] == ["server.open"] * is_warned
+    assert [entry["event"] for entry in entries] == ["server.open"] * is_warned

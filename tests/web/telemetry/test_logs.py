@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 import trio.testing
-from structlog.testing import LogCapture
+from structlog.testing import capture_logs
 
 from quipu.actors.messages.block_manager import CacheMiss, MissReason
 from quipu.actors.messages.handler import Closed, Delta
@@ -30,10 +29,8 @@ BODY: dict[str, Any] = {"model": "tiny", "prompt": MARK}
 @pytest.fixture
 def lines() -> Iterator[list[Any]]:
     """Return everything that is logged, at any level."""
-    capture = LogCapture()
-    structlog.configure(processors=[capture], cache_logger_on_first_use=False)
-    yield capture.entries
-    structlog.reset_defaults()
+    with capture_logs() as lines:
+        yield lines
 
 
 async def test_one_line_a_request(lines: list[Any]) -> None:
