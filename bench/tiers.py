@@ -34,6 +34,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -161,34 +162,44 @@ async def measure_first_token(folder: Path, sizes: Sizes, executor: str) -> dict
     prompt_blocks = sizes.prompt // BLOCK_SIZE
     num_blocks = prompt_blocks + 2  # room for one prompt and nothing else, beside the null block
     host_bytes = 4 * num_blocks * block_bytes()
-    seen: dict[str, list[float]] = {"device": [], "host": [], "copy": [], "computed": []}
-    ratios = []
+    copies: list[float] = []
     async with running(config_of(folder, executor, num_blocks, host_bytes)) as engine:
-        prompts = Prompts()
-        pair = [prompts.next(sizes.prompt + 1) for _ in range(2)]
-        for number, prompt in enumerate(pair, 1):
-            (cold,) = await engine.ask(prompt)
-            seen["computed"].append(cold.first_token_s)
-            await _settle(engine, "host", number * prompt_blocks)
-        for index in range(sizes.rounds):
-            prompt = pair[index % 2]
-            (host,) = await engine.ask(prompt)
-            (device,) = await engine.ask(prompt)
-            if host.by_tier.get("host") != sizes.prompt or device.by_tier.get("host"):
-                raise RuntimeError(f"found {host.by_tier} and then {device.by_tier}")
-            copy_s = _copy_s(engine.engine, prompt_blocks)
-            for name, seconds in (("host", host.first_token_s), ("device", device.first_token_s), ("copy", copy_s)):
-                seen[name].append(seconds)
-            ratios.append((host.first_token_s - device.first_token_s) / copy_s)
+        times = await _first_tokens(engine, sizes, "host", lambda: copies.append(_copy_s(engine.engine, prompt_blocks)))
+    rounds = zip(times["host"], times["device"], copies, strict=True)
     return {
         "name": "first_token_host",
-        "value": statistics.median(ratios),
+        "value": statistics.median((host - device) / copy for host, device, copy in rounds),
         "unit": "plain copies beyond the device",
         "limit": LIMITS["first_token_host"],
         "tokens": sizes.prompt,
         "mib": prompt_blocks * block_bytes() / 2**20,
-        **{f"{name}_ms": statistics.median(values) * 1000 for name, values in seen.items()},
+        **{f"{name}_ms": statistics.median(values) * 1000 for name, values in (times | {"copy": copies}).items()},
     }
+
+
+async def _first_tokens(
+    engine: DrivenEngine, sizes: Sizes, tier: str, after_round: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Return the times to the first token of a prompt that lies in a tier, on the device or nowhere (`computed`).
+
+    The engine has room for one prompt: two take turns.
+    """
+    times: dict[str, list[float]] = {"device": [], tier: [], "computed": []}
+    prompts = Prompts()
+    pair = [prompts.next(sizes.prompt + 1) for _ in range(2)]
+    for number, prompt in enumerate(pair, 1):
+        (cold,) = await engine.ask(prompt)
+        times["computed"].append(cold.first_token_s)
+        await _settle(engine, tier, number * (sizes.prompt // BLOCK_SIZE))
+    for index in range(sizes.rounds):
+        (lower,) = await engine.ask(pair[index % 2])
+        (device,) = await engine.ask(pair[index % 2])
+        if lower.by_tier.get(tier) != sizes.prompt or device.by_tier.get(tier):
+            raise RuntimeError(f"found {lower.by_tier} and then {device.by_tier}")
+        times[tier].append(lower.first_token_s)
+        times["device"].append(device.first_token_s)
+        after_round()
+    return times
 
 
 # ---------------------------------------------------------------- the disk
@@ -202,24 +213,10 @@ async def measure_disk(folder: Path, sizes: Sizes, executor: str) -> list[dict[s
 async def _first_token_disk(folder: Path, sizes: Sizes, executor: str) -> dict[str, Any]:
     prompt_blocks = sizes.prompt // BLOCK_SIZE
     num_blocks = prompt_blocks + 2
-    seen: dict[str, list[float]] = {"device": [], "disk": [], "computed": []}
     config = config_of(folder, executor, num_blocks, None, 4 * num_blocks * (block_bytes() + 8192))
     async with running(config) as engine:
-        prompts = Prompts()
-        pair = [prompts.next(sizes.prompt + 1) for _ in range(2)]
-        for number, prompt in enumerate(pair, 1):
-            (cold,) = await engine.ask(prompt)
-            seen["computed"].append(cold.first_token_s)
-            await _settle(engine, "disk", number * prompt_blocks)
-        for index in range(sizes.rounds):
-            prompt = pair[index % 2]
-            (disk,) = await engine.ask(prompt)
-            (device,) = await engine.ask(prompt)
-            if disk.by_tier.get("disk") != sizes.prompt or device.by_tier.get("disk"):
-                raise RuntimeError(f"found {disk.by_tier} and then {device.by_tier}")
-            seen["disk"].append(disk.first_token_s)
-            seen["device"].append(device.first_token_s)
-    medians = {name: statistics.median(values) for name, values in seen.items()}
+        times = await _first_tokens(engine, sizes, "disk")
+    medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "name": "first_token_disk",
         "value": (medians["disk"] - medians["device"]) / medians["computed"],
