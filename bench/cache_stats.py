@@ -65,7 +65,6 @@ class Served:
     """The trace after its replay: prompts in the order of their admissions."""
 
     prompts: list[list[bytes]]
-    num_tokens: list[int]
     num_found: list[int]
     """Blocks."""
     manager_s: float
@@ -99,7 +98,6 @@ def serve(requests: Sequence[TracedRequest], setting: Setting) -> Served:
         prompts.append([digests[i] for i in ids])
     return Served(
         prompts,
-        [requests[index].num_prompt_tokens for index in engine.reused],
         [tokens // setting.block_tokens for tokens in engine.reused.values()],
         engine.manager_ns / 1e9,
     )

@@ -53,8 +53,6 @@ class Capabilities:
     """What quantized matrices are multiplied with: `float`, or `int8`."""
     instruction_set: str | None = None
     """What the kernels were compiled for, if known: `avx2`."""
-    strict_is_free: bool = True
-    """Whether bit-identical results cost nothing, so that `fast` changes nothing."""
     num_threads: int | None = None
     """Threads of a pass, if it runs on the CPU."""
     verifies_drafts: bool = False

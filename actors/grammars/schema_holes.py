@@ -34,10 +34,10 @@ def close_holes(schema: dict[str, Any]) -> None:
     shift_bounds([found.schema for found in every if not BOUNDS.isdisjoint(found.schema)])
 
 
-def gather_definitions(document: Document, every: list[Located], *, with_root: bool = False) -> None:
+def gather_definitions(document: Document, every: list[Located]) -> None:
     """Move the targets of references into the document's `$defs`, so that each is written only there.
 
-    `every`: the reachable schemas. `with_root`: copy the document itself there, too, if something refers to it.
+    `every`: the reachable schemas.
     """
     names: dict[int, str] = {}
     moved: list[Located] = []
@@ -51,7 +51,7 @@ def gather_definitions(document: Document, every: list[Located], *, with_root: b
             found.schema["allOf"] = [*found.schema.get("allOf", []), target.schema]
             continue
         pointer = "#"
-        if target.schema is not root or with_root:
+        if target.schema is not root:
             if (key := id(target.schema)) not in names:
                 names[key] = f"#/$defs/{len(names)}"
                 moved.append(target)
@@ -64,9 +64,7 @@ def gather_definitions(document: Document, every: list[Located], *, with_root: b
         for keyword in (*DEFINITIONS, *NAMES):
             found.schema.pop(keyword, None)
     if moved:
-        root["$defs"] = {
-            str(number): dict(root) if target.schema is root else target.schema for number, target in enumerate(moved)
-        }
+        root["$defs"] = {str(number): target.schema for number, target in enumerate(moved)}
 
 
 def _close_keywords(schema: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ to be shown.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import attrs
 
@@ -25,11 +25,6 @@ class Place:
     def __str__(self) -> str:
         """Return a JSON pointer, in which long names are cut."""
         return "/".join(["#", *(segment(name)[:MAX_NAME_CHARS] for name in self._names())])
-
-    @property
-    def pointer(self) -> str:
-        """The JSON pointer as a reference has it."""
-        return "/".join(["#", *(quote(segment(name), errors="replace") for name in self._names())])
 
     def _names(self) -> list[str]:
         names, place = list[str](), self

@@ -52,9 +52,7 @@ class StoreConfig:
 
 
 class ResponseStore:
-    def __init__(
-        self, tables: ObjectTables, config: StoreConfig, nursery: trio.Nursery, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, tables: ObjectTables, config: StoreConfig, nursery: trio.Nursery) -> None:
         self._tables = tables
         self._one_at_a_time = trio.CapacityLimiter(1)
         self._nursery = nursery
@@ -62,7 +60,6 @@ class ResponseStore:
         self._leftovers: dict[str, tuple[str, Kind]] = {}
         """Objects that could not be completed, to be deleted when the database works again."""
         self.config = config
-        self.unix_time = now
         self.trouble: str | None = None
         """Why the last call failed; None if it did not."""
         self.num_unstored = 0
@@ -232,7 +229,7 @@ async def open_store(
     try:
         tables = ObjectTables(connection, ttl_s=config.ttl_s, max_bytes=config.max_bytes, unix_time=unix_time)
         async with trio.open_nursery() as nursery:
-            store = ResponseStore(tables, config, nursery, unix_time)
+            store = ResponseStore(tables, config, nursery)
             try:
                 num_lost = await store.call(ObjectTables.recover)
             except StoreUnavailable as error:

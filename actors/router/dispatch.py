@@ -191,7 +191,6 @@ class Dispatch:
             its = prefilling.get(sequence_id)
             if its is not None and its.engine_id == report.engine_id:
                 del prefilling[sequence_id]
-                its.is_prefilling = False
                 routing.on_first_token(its.route)
 
     def _clear(self, engine: ReadyEngine) -> None:

@@ -43,7 +43,6 @@ class RoutedSequence:
     """Those of resumed sequences include their output."""
     group_id: int
     route: Route
-    is_prefilling: bool = True
 
 
 @attrs.define(eq=False, repr=False)

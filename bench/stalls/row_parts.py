@@ -98,8 +98,3 @@ def got(path: str, disconnect_after_s: float | None = None) -> RawRequest:
 
 def getting(path: str, times: int) -> Callable[[int], Sequence[RawRequest]]:
     return lambda port: [got(path)] * times
-
-
-def size_of(raws: Sequence[RawRequest]) -> int:
-    """Return the total size in bytes."""
-    return sum(len(raw.data) for raw in raws)

@@ -59,7 +59,6 @@ class Kind:
 class Server:
     process: subprocess.Popen[bytes]
     port: int
-    log_path: Path
 
     @property
     def is_alive(self) -> bool:
@@ -160,7 +159,7 @@ def _serving(kind: str, folder: Path, flags: Sequence[str]) -> Iterator[Server]:
             preexec_fn=limit_files,
         )
     try:
-        yield Server(process, _port_of(process, log_path), log_path)
+        yield Server(process, _port_of(process, log_path))
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -71,11 +71,6 @@ class NamedWeights:
     def check_all_used(self, *, ignore: frozenset[str] = frozenset()) -> None:
         self._source.check_all_used(ignore=ignore)
 
-    def parts(self, weight_OI: torch.Tensor) -> tuple[Part, ...]:
-        """Return the parts of a matrix of the model; none if adapters may not change it."""
-        found = self._parts.get(id(weight_OI))
-        return () if found is None else found[1]
-
     @property
     def matrices(self) -> Mapping[int, tuple[torch.Tensor, tuple[Part, ...]]]:
         """Every matrix that adapters may change and its parts, by the matrix's id."""

@@ -25,7 +25,6 @@ from .stored_matrices import StoredMatrix
 _log = logging.getLogger(__name__)
 
 _FORMATS = ("pack-quantized", "int-quantized")
-_PART = ".weight_"
 _NONE: tuple[Any, ...] = (None, False, {}, [], "dense")
 
 

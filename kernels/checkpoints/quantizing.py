@@ -70,7 +70,6 @@ class QuantizingSource:
 
     def __init__(self, source: Source, quantization: Quantization, dtype: torch.dtype) -> None:
         self._source = source
-        self._quantization = quantization
         self._dtype = dtype
         self._read = Scratch()
         self._layouts: dict[str, tuple[QuantizedLayout, Shape]] = {}

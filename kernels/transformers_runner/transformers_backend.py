@@ -73,7 +73,6 @@ class TransformersBackend(RunsAtOnce):
             invariant=False,
             kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
             weights=loaded.weights,
-            strict_is_free=False,
             num_threads=num_threads if self._cuda is None else None,
             verifies_drafts=True,
             library=loaded.library,

@@ -130,7 +130,6 @@ class TritonBackend(RunsAtOnce):
             weights=source.format,
             kv_cache_dtype=str(dtype).removeprefix("torch."),
             instruction_set=device.name,
-            strict_is_free=False,
         )
         if self.strict_kernels is not None:
             _log.info("strict: %s", self.strict_kernels)

@@ -91,7 +91,6 @@ class VllmBackend:
             invariant=False,
             kv_cache_dtype=loaded.dtype,
             weights=loaded.quantization or loaded.dtype,
-            strict_is_free=False,
             num_threads=loaded.num_threads,
             runs_beside_host=self._is_v2,
             library=loaded.library,

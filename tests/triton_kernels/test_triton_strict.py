@@ -111,4 +111,3 @@ def test_fast_does_not_claim_invariance(checkpoints: dict[str, Path]) -> None:
     """Do not claim strict if it was not requested, because nothing has been checked."""
     backend = make_triton(checkpoints["qwen3-tied"])
     assert not backend.capabilities.invariant
-    assert not backend.capabilities.strict_is_free

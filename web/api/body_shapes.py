@@ -24,7 +24,6 @@ RESERVED_KWARGS = frozenset({"messages", "add_generation_prompt", "tools", "docu
 """Template variables that have fields of their own."""
 MAX_DOCUMENT_FIELDS = 256
 
-TEXTS: Schema = {"type": "array", "items": {"type": "string"}}
 STOP_STRINGS: Schema = {
     "type": "array",
     "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},

@@ -32,7 +32,6 @@ COPIED_TOGETHER: Final = 2
 @attrs.define(eq=False)
 class _Fetch:
     connection: Connection
-    events: trio.MemoryReceiveChannel[FetchEvent]
     patience_s: float
 
 
@@ -111,7 +110,7 @@ class PeerClient:
         number = move.number
         send, events = trio.open_memory_channel[FetchEvent](math.inf)
         connection.fetches[number] = send
-        fetch = self._fetches[number] = _Fetch(connection, events, LONGEST_WAIT_S if waits else SILENCE_S)
+        fetch = self._fetches[number] = _Fetch(connection, LONGEST_WAIT_S if waits else SILENCE_S)
         self._copies.forget(move.targets)
         is_over = False
         try:

@@ -47,9 +47,6 @@ class Counted:
         return Counted(self.prompt - before.prompt, self.cached - before.cached)
 
 
-NOTHING = Counted(0, 0)
-
-
 def read_counters(text: str) -> Counted | None:
     """Return the sums over all labels; None if the page has no counters that are known."""
     sums: dict[str, float] = {}
