@@ -30,7 +30,7 @@ def parse_deepseek_v2(data: dict[str, Any]) -> DecoderConfig:
             "'group_limited_greedy'"
         )
     data = {"first_k_dense_replace": 0, "n_shared_experts": 2, "moe_intermediate_size": 1407, **data}
-    choice = ExpertChoice(factor=read_factor(data, 1.0))
+    choice = ExpertChoice(factor=read_factor(data))
     if method == "group_limited_greedy":
         choice = with_groups(data, choice)
     return _parse(data, parse_grouped_moe(data, choice, normalise=False), is_interleaved=True)

@@ -36,7 +36,7 @@ def parse_sigmoid_moe(data: dict[str, Any], *, normalise: bool, **defaults: int 
     """
     check_values(data, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     data = {**defaults, **data}
-    choice = with_groups(data, ExpertChoice(is_sigmoid=True, factor=read_factor(data, 1.0)))
+    choice = with_groups(data, ExpertChoice(is_sigmoid=True, factor=read_factor(data)))
     return parse_grouped_moe(data, choice, normalise=normalise)
 
 
@@ -73,10 +73,10 @@ def with_groups(data: dict[str, Any], choice: ExpertChoice) -> ExpertChoice:
     return attrs.evolve(choice, num_groups=groups, num_chosen_groups=chosen)
 
 
-def read_factor(data: dict[str, Any], default: float) -> float:
+def read_factor(data: dict[str, Any]) -> float:
     """Read the factor of experts' weights. Raises ValueError."""
-    factor = positive_number(data, "routed_scaling_factor", default=default)
-    return default if factor is None else factor
+    factor = positive_number(data, "routed_scaling_factor", default=1.0)
+    return 1.0 if factor is None else factor
 
 
 def read_num_ignored(data: dict[str, Any]) -> int:

@@ -127,21 +127,21 @@ async def _run_variants(auditor: Auditor, plan: Plan, apis: tuple[str, ...], cou
         checks |= {check: attempt for check, (attempt, those) in _OF_APIS.items() if api in those}
         for check, attempt in checks.items():
             if api in counting:
-                await auditor.check(check, api, None, partial(attempt, auditor, api))
+                await auditor.check(check, api, partial(attempt, auditor, api))
             else:
                 auditor.findings.append(settle(check, api, None, [Trial(None, "the server does not say")]))
     comparable = [api for api in _TEXT_APIS if api in counting]
     for other in comparable[1:]:
-        await auditor.check("apis", other, None, partial(compare_apis, auditor, other, comparable[0]))
+        await auditor.check("apis", other, partial(compare_apis, auditor, other, comparable[0]))
 
 
 async def _run_once(auditor: Auditor, plan: Plan, api: str, http: httpx2.AsyncClient) -> None:
     """Run what says something about the server, whatever the API: with the first one that has counts."""
     if plan.has_pressure:
-        await auditor.check("pressure", api, None, partial(try_pressure, auditor, api))
+        await auditor.check("pressure", api, partial(try_pressure, auditor, api))
     if plan.metrics_url is not None:
         counters = CounterCheck(auditor, api, plan.metrics_url, http)
-        await auditor.check("counters", api, None, counters.attempt)
+        await auditor.check("counters", api, counters.attempt)
     offered = {"key": "--other-key", "pressure": "--pressure", "counters": "--metrics-url"}
     asked = {finding.check for finding in auditor.findings}
     for check in CHECKS:

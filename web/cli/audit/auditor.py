@@ -81,17 +81,15 @@ class Auditor:
         """Send a prompt several times, one after the other."""
         return [await self.ask(api, prompt, is_stream=is_stream) for _ in range(times)]
 
-    async def check(
-        self, check: str, api: str, is_stream: bool | None, attempt: Callable[[], Awaitable[Trial]], least: int = 1
-    ) -> None:
+    async def check(self, check: str, api: str, attempt: Callable[[], Awaitable[Trial]]) -> None:
         """Try a check, again if it does not hold, and keep its verdict."""
         self.say(f"{api}: {check}")
         trials: list[Trial] = []
-        while len(trials) < (ENOUGH if _is_doubted(trials) else least):
+        while len(trials) < (ENOUGH if _is_doubted(trials) else 1):
             trials.append(await attempt())
             if self.is_over or trials[-1].is_certain or not trials[-1].is_offered:
                 break
-        self.findings.append(settle(check, api, is_stream, trials))
+        self.findings.append(settle(check, api, None, trials))
 
     @property
     def is_over(self) -> bool:
