@@ -102,7 +102,7 @@ class CacheWatch:
 
     def on_prompt(self, prompt: WatchedPrompt, now: float) -> None:
         """Count a prompt. Called in the order of the admissions, once for each."""
-        row = self._row(prompt.tenant, prompt.model, now)
+        row = self._row(prompt.tenant, prompt.model)
         num_tokens, num_cached = prompt.num_tokens, prompt.num_cached
         for one in (row, self._all):
             one.count(num_tokens, num_cached, now, is_first=prompt.is_first, is_first_hit=prompt.is_first_hit)
@@ -123,14 +123,14 @@ class CacheWatch:
         """Follow a step's changes. `tenants`: tenant and model of its sequences, where known."""
         for at, sequence_id in enumerate(report.filled_ids):
             if sequence_id in tenants:
-                row = self._row(*tenants[sequence_id], now)
+                row = self._row(*tenants[sequence_id])
                 key = report.filled_keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
                 for reuse in self._followed_by(row, now):
                     reuse.touch(key[:KEY_PREFIX_BYTES], now, row.number)
                 self._tree.fill(sequence_id, key, now)
         for sequence_id, num_tokens in zip(report.pinned_ids, report.pinned_ends, strict=False):
             if sequence_id in tenants:
-                for row in (self._row(*tenants[sequence_id], now), self._all):
+                for row in (self._row(*tenants[sequence_id]), self._all):
                     row.count_pinned(num_tokens, now)
                 self._tree.pin(sequence_id, num_tokens // self.block_size, self._pin_ttls.get(sequence_id, 0))
         if report.removed_keys and self._all.reuse is not None:
@@ -201,7 +201,7 @@ class CacheWatch:
         windows = {id(row.reuse): row.reuse for row in (self._all, *self._rows.values()) if row.reuse is not None}
         return sum(reuse.num_bytes for reuse in windows.values())
 
-    def _row(self, tenant: str, model: str, now: float) -> CacheRow:
+    def _row(self, tenant: str, model: str) -> CacheRow:
         """Return a tenant's row, which becomes the last used one."""
         row = self._rows.pop((tenant, model), None)
         if row is None:

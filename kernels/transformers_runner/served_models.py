@@ -57,7 +57,7 @@ def check_config(config: Any, named: str, max_model_len: int) -> None:
     _check_positions(decoder, named, max_model_len)
 
 
-def check_class(model: Any, config_json: dict[str, Any], named: str) -> None:
+def check_class(model: Any, named: str) -> None:
     """Raises ValueError for a class whose attention is its own, or that keeps a state. No weights are read."""
     if model.__class__.__name__ != named:
         raise ValueError(f"transformers has no causal language model {named}: it would load {model.__class__.__name__}")

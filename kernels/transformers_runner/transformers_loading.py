@@ -81,7 +81,7 @@ def load(config: BackendConfig) -> Loaded:
     dtype: torch.dtype = getattr(torch, dtype_of(config))
     with _words_of_its_own(named, config):
         model = _make(model_config, "eager", dtype, config, named, device="meta")
-    check_class(model, config_json, named)
+    check_class(model, named)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = _read(config, model_config, attention, dtype, named).eval().requires_grad_(False).to(device)
     quantized = config_json.get("quantization_config") or {}
