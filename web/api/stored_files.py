@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
+import orjson
 from quart import Response
 
 from quipu.actors.threads import run_in_thread
@@ -16,6 +17,10 @@ from ..request.errors import APIError, not_found
 from ..request.request_context import current_request_context
 
 PIECE_BYTES: Final = 256 * 1024
+
+
+def json_response(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), content_type="application/json")
 
 
 async def content_of(service: BatchService, file: StoredFile, content_type: str) -> Response:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import orjson
 from quart import Response, request
 from quart_trio import QuartTrio
 
@@ -29,7 +28,7 @@ from ...request.errors import bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
 from ..operation import route
 from ..query import Parameters, no_such_item
-from ..stored_files import check_room, content_of
+from ..stored_files import check_room, content_of, json_response
 from .batch_requests import write_requests
 from .message_batch_schemas import CANCEL, CREATE, DELETE, GET, LIST, MAX_LISTED, RESULTS
 
@@ -71,7 +70,7 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
         )
         shown = _describe(batch)
         await service.add(batch)
-        return _json(shown)
+        return json_response(shown)
 
     @route(app, f"GET {PATH}", LIST)
     async def list_message_batches() -> Response:
@@ -87,11 +86,11 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
         batches = found[-limit:] if before is not None else found[:limit]
         shown = [_describe(service.current(batch)) for batch in batches]
         ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-        return _json({"data": shown, "has_more": len(found) > limit, **ends})
+        return json_response({"data": shown, "has_more": len(found) > limit, **ends})
 
     @route(app, f"GET {PATH}/<batch_id>", GET)
     async def get_message_batch(batch_id: str) -> Response:
-        return _json(_describe(await find(batch_id)))
+        return json_response(_describe(await find(batch_id)))
 
     @route(app, f"GET {PATH}/<batch_id>/results", RESULTS)
     async def get_results(batch_id: str) -> Response:
@@ -106,7 +105,7 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
 
     @route(app, f"POST {PATH}/<batch_id>/cancel", CANCEL)
     async def cancel_message_batch(batch_id: str) -> Response:
-        return _json(_describe(await service.cancel(await find(batch_id))))
+        return json_response(_describe(await service.cancel(await find(batch_id))))
 
     @route(app, f"DELETE {PATH}/<batch_id>", DELETE)
     async def delete_message_batch(batch_id: str) -> Response:
@@ -114,7 +113,7 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
         if not batch.has_ended:
             raise invalid("Only a batch that has ended can be deleted. Cancel it first.")
         await service.call(service.store.delete_batch, batch)
-        return _json({"id": batch.id, "type": "message_batch_deleted"})
+        return json_response({"id": batch.id, "type": "message_batch_deleted"})
 
     async def find(batch_id: str) -> Batch:
         tenant = current_request_context().principal.tenant
@@ -150,7 +149,3 @@ def _describe(batch: Batch) -> dict[str, Any]:
 
 def _rfc3339(seconds: int | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), content_type="application/json")

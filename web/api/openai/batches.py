@@ -14,7 +14,6 @@ import re
 from http import HTTPStatus
 from typing import Any, Final
 
-import orjson
 from quart import Response, request
 from quart_trio import QuartTrio
 
@@ -29,7 +28,7 @@ from ..fields import Fields, wrong_type
 from ..operation import route
 from ..query import Parameters, no_such_item
 from ..small_body import read_small_body
-from ..stored_files import check_room
+from ..stored_files import check_room, json_response
 from .file_schemas import (
     CANCEL_BATCH,
     CREATE_BATCH,
@@ -85,7 +84,7 @@ def install_batches(app: QuartTrio, service: BatchService) -> None:
         )
         shown = describe_batch(batch)
         await service.add(batch)
-        return _json(shown)
+        return json_response(shown)
 
     @route(app, f"GET {PATH}", LIST_BATCHES)
     async def list_batches() -> Response:
@@ -95,7 +94,7 @@ def install_batches(app: QuartTrio, service: BatchService) -> None:
             raise no_such_item("after")
         found = await service.call(service.store.batches, tenant, Api.OPENAI, after, None, limit + 1)
         shown = [describe_batch(service.current(batch)) for batch in found[:limit]]
-        return _json(
+        return json_response(
             {
                 "object": "list",
                 "data": shown,
@@ -107,7 +106,7 @@ def install_batches(app: QuartTrio, service: BatchService) -> None:
 
     @route(app, f"GET {PATH}/<batch_id>", GET_BATCH)
     async def get_batch(batch_id: str) -> Response:
-        return _json(describe_batch(await find(batch_id)))
+        return json_response(describe_batch(await find(batch_id)))
 
     @route(app, f"POST {PATH}/<batch_id>/cancel", CANCEL_BATCH)
     async def cancel_batch(batch_id: str) -> Response:
@@ -115,7 +114,7 @@ def install_batches(app: QuartTrio, service: BatchService) -> None:
         if batch.has_ended and batch.cancelled_at is None:
             message = f"Cannot cancel a batch with status '{batch.status}'."
             raise APIError(HTTPStatus.CONFLICT, message, "invalid_request_error", code="batch_has_ended")
-        return _json(describe_batch(await service.cancel(batch)))
+        return json_response(describe_batch(await service.cancel(batch)))
 
     async def find(batch_id: str) -> Batch:
         tenant = current_request_context().principal.tenant
@@ -193,7 +192,3 @@ def _ttl(fields: Fields) -> int | None:
         return None
     expires = fields.fields("output_expires_after")
     return check_ttl(expires.text("anchor"), expires.integer("seconds"), "output_expires_after")
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), content_type="application/json")

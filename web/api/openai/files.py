@@ -27,7 +27,7 @@ from ...request.request_context import current_request_context
 from ..fields import missing
 from ..operation import route
 from ..query import Parameters, no_such_item
-from ..stored_files import content_of
+from ..stored_files import content_of, json_response
 from ..upload_forms import read_form
 from ..whole_response import whole_response
 from .file_schemas import (
@@ -67,7 +67,7 @@ def install_files(app: QuartTrio, service: BatchService) -> None:
             file = new_file(tenant, filename, purpose, service.now, service.limits.file_ttl_s)
             if ttl_s is not None:
                 file.expires_at = file.created_at + min(ttl_s, service.limits.file_ttl_s)
-            return _json(describe_file(await upload.keep(file)))
+            return json_response(describe_file(await upload.keep(file)))
 
     @route(app, f"GET {PATH}", LIST_FILES)
     async def list_files() -> Response:
@@ -84,7 +84,7 @@ def install_files(app: QuartTrio, service: BatchService) -> None:
 
     @route(app, f"GET {PATH}/<file_id>", GET_FILE)
     async def get_file(file_id: str) -> Response:
-        return _json(describe_file(await find_file(service, file_id)))
+        return json_response(describe_file(await find_file(service, file_id)))
 
     @route(app, f"GET {PATH}/<file_id>/content", GET_CONTENT)
     async def get_content(file_id: str) -> Response:
@@ -97,7 +97,7 @@ def install_files(app: QuartTrio, service: BatchService) -> None:
         if await service.call(service.store.is_needed, file.id, file.tenant):
             raise invalid("A batch that has not ended reads this file. Cancel it first.", "id", "file_in_use")
         await service.call(service.store.delete_files, [file.id])
-        return _json({"id": file.id, "object": "file", "deleted": True})
+        return json_response({"id": file.id, "object": "file", "deleted": True})
 
 
 async def find_file(service: BatchService, file_id: str) -> StoredFile:
@@ -151,7 +151,3 @@ def check_ttl(anchor: str | None, seconds: int | None, param: str) -> int:
     if seconds is None or not MIN_TTL_S <= seconds <= MAX_TTL_S:
         raise bad_value(f"{param}.seconds", f"must be a number from {MIN_TTL_S} to {MAX_TTL_S}")
     return seconds
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), content_type="application/json")
