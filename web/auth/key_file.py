@@ -12,18 +12,17 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from quipu.actors.shared.bounded_toml import parse_toml
+
 PREFIX = "sk-quipu-"
 ADMIN_PREFIX = "sk-quipu-admin-"
 MAX_NAME_CHARS = 128
-MAX_DOTS = 1024
-"""In one line: more than all values of an entry have."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -64,7 +63,7 @@ def read_key_file(path: Path) -> list[KeyEntry]:
     """Return every entry of a file. Raises KeyFileError."""
     try:
         text = path.read_bytes().decode()
-        content: Any = msgspec.json.decode(text) if path.suffix == ".json" else _parse_toml(text)
+        content: Any = msgspec.json.decode(text) if path.suffix == ".json" else parse_toml(text)
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -81,16 +80,6 @@ def read_key_file(path: Path) -> list[KeyEntry]:
         return [_read_entry(raw, index) for index, raw in enumerate(content["keys"])]
     except KeyFileError as error:
         raise KeyFileError(f"{path}: {error}") from None
-
-
-def _parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError and RecursionError, the latter also for a key of very many parts.
-
-    tomllib stores every prefix of a key, which may take gigabytes.
-    """
-    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
-        raise RecursionError
-    return tomllib.loads(text)
 
 
 def _read_entry(raw: Any, index: int) -> KeyEntry:

@@ -21,7 +21,6 @@ each prompt token has one price; a model without a price costs nothing and is na
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import ROUND_HALF_EVEN, Context, Decimal, Inexact
@@ -32,6 +31,7 @@ import attrs
 
 from quipu.actors.ledger.reading import Sum
 from quipu.actors.messages.tiers import LOWER_TIERS
+from quipu.actors.shared.bounded_toml import parse_toml
 
 MAX_PRICES: Final = 1000
 MAX_CHANGES: Final = 100
@@ -147,7 +147,7 @@ def read_prices(path: Path) -> PriceList:
     """Read a price list. Raises PriceError."""
     try:
         # floats as they are written: 0.1 is a tenth
-        content = tomllib.loads(path.read_bytes().decode(), parse_float=Decimal)
+        content = parse_toml(path.read_bytes().decode(), parse_float=Decimal)
     except OSError as error:
         raise PriceError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -113,6 +113,7 @@ def test_prices_change(tmp_path: Path) -> None:
         (f"[[prices]]\n{ENTRY}from = 3", "prices[0]: `from` must be a date"),
         (f"[[prices]]\n{ENTRY}[[prices]]\n{ENTRY}", "two prices of model 'demo' have the same `from`"),
         ("[[prices", "prices.toml"),
+        (f"{'a.' * 2000}b = 1", "nested too deeply"),
     ],
 )
 def test_wrong_lists(tmp_path: Path, text: str, message: str) -> None:
