@@ -181,7 +181,7 @@ def stage(folder: Path) -> None:
         place = f"{section.folder}/index.md"
         pages = [os.path.relpath(page, section.folder) for page in section.pages() if page.startswith(section.folder)]
         also = [os.path.relpath(page, section.folder) for page in ELSEWHERE.values() if page.startswith(section.folder)]
-        body = site.moved(section.text, CONTENTS, place)
+        body = site.moved(re.sub(r"^#(?=##)", "", section.text, flags=re.MULTILINE), CONTENTS, place)  # below its title
         site.write(place, f"# {section.title}\n\n{body}\n\n{toctree([*pages, *also], ':hidden:')}")
     decisions = sorted(path.name for path in _docs().glob("decisions/*.md"))
     told = "Decisions that closed a door: the context, the choice, what was measured, and what would change our mind."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,16 @@ def test_navigation_has_every_page(site: Path) -> None:
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.md") if "files" not in path.parts}
     assert below(site, FIRST_PAGE) == pages
     assert set(places().values()) <= pages
+
+
+def test_no_heading_skips_a_level(site: Path) -> None:
+    """A heading is at most one level below the one before it: else Sphinx refuses the page."""
+    fences = re.compile(r"^(`{3,}).*?^\1`*$", re.MULTILINE | re.DOTALL)
+    for path in site.rglob("*.md"):
+        text = fences.sub("", path.read_text("utf-8"))
+        levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+        assert levels[:1] in ([], [1]), path
+        assert all(later <= level + 1 for level, later in pairwise(levels)), path
 
 
 def test_http_pages_have_every_operation(site: Path) -> None:
