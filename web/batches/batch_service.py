@@ -29,11 +29,12 @@ from hypercorn.typing import ASGIFramework
 
 from quipu.actors.threads import run_in_thread
 
-from ..request.errors import APIError
+from ..request.errors import APIError, not_found
 from .batch_store import BatchStore
 from .batch_values import Batch, BatchLimits, Line, LineResult, Status, copy_of
 from .file_checking import check_file
 from .finishing import clear, delete_expired, finish
+from .insisting import insist
 from .line_check import read_line
 from .line_runner import run_line
 from .open_batches import OpenBatch, OpenBatches
@@ -128,9 +129,10 @@ class BatchService:
     # ------------------------------------------------------------ for the endpoints
 
     async def add(self, batch: Batch) -> None:
-        """Store a batch, and begin to check and run it."""
+        """Store a batch, and begin to check and run it. Raises APIError if its file was deleted meanwhile."""
         assert self._nursery is not None
-        await self.call(self.store.add_batch, batch)
+        if not await self.call(self.store.add_batch, batch):
+            raise not_found(f"No such File object: {batch.input_file_id}", "id")
         self._live[batch.id] = batch
         self._nursery.start_soon(self._check, batch)
 
@@ -183,7 +185,7 @@ class BatchService:
 
     async def _check(self, batch: Batch) -> None:
         """Read the lines of a batch, and begin to run them or fail it."""
-        check = await check_file(batch, self.store.folder, self.limits)
+        check = await insist(partial(check_file, batch, self.store.folder, self.limits), self.retry_s)
         if batch.cancelling_at is not None:
             batch.status, batch.cancelled_at = Status.CANCELLED, self.now
             await self._insist(self.store.save, batch)
@@ -237,8 +239,9 @@ class BatchService:
         return not self._is_stopping and opened.batch.cancelling_at is None and opened.batch.expires_at > self.now
 
     async def _read(self, batch: Batch, line: Line) -> bytes:
-        data = await run_in_thread(self.store.folder.read, batch.input_file_id, line.start, line.length)
-        return read_line(data, batch.endpoint).body
+        """Return the body of a line. Raises BadLine if its file is gone, or has changed."""
+        read = partial(self.store.folder.read_if_there, batch.input_file_id, line.start, line.length)
+        return read_line(await insist(partial(run_in_thread, read), self.retry_s), batch.endpoint).body
 
     def _keep(self, batch: Batch, result: LineResult, when_stored: Callable[[], object]) -> None:
         """Store a result with the next transaction."""
@@ -289,12 +292,4 @@ class BatchService:
 
     async def _insist(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call the store, again and again if the disk refuses."""
-        has_failed = False
-        while True:
-            try:
-                return await self.call(call, *args)
-            except (OSError, sqlite3.Error, MemoryError) as error:
-                if not has_failed:
-                    log.error("batch.store_failed", error=f"{type(error).__name__}: {error}", help="it is tried again")
-                has_failed = True
-            await trio.sleep(self.retry_s)
+        return await insist(partial(self.call, call, *args), self.retry_s)

@@ -16,10 +16,14 @@ from .store_database import TenantUse, decode_batch, decode_file, encode
 
 class BatchStore(LineStore):
     def add_file(self, file: StoredFile, path: Path) -> StoredFile:
-        """Add a file whose contents are complete."""
-        file.num_bytes = self.folder.keep(path, file.id)
-        with self._transaction():
-            self._insert_file(file)
+        """Add a file whose contents are complete. If that fails, nothing is left of them."""
+        try:
+            file.num_bytes = self.folder.keep(path, file.id)
+            with self._transaction():
+                self._insert_file(file)
+        except BaseException:
+            self.folder.erase(file.id)
+            raise
         return file
 
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
@@ -47,10 +51,13 @@ class BatchStore(LineStore):
             self._db.executemany("delete from files where id = ?", [(file_id,) for file_id in ids])
         self.forget()
 
-    def is_needed(self, file_id: str, tenant: str) -> bool:
-        """Return whether a batch that has not ended reads a file."""
+    def delete_unless_needed(self, file_id: str, tenant: str) -> bool:
+        """Delete a file for good; return False if a batch that has not ended reads it."""
         open_batches = self._rows("select value from batches where tenant = ? and not has_ended", (tenant,))
-        return any(decode_batch(row[0]).input_file_id == file_id for row in open_batches)
+        if any(decode_batch(row[0]).input_file_id == file_id for row in open_batches):
+            return False
+        self.delete_files([file_id])
+        return True
 
     def expired_files(self, now: int) -> list[StoredFile]:
         rows = self._rows("select value from files where expires_at <= ?", (now,))
@@ -69,12 +76,16 @@ class BatchStore(LineStore):
 
     # ------------------------------------------------------------ batches
 
-    def add_batch(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch) -> bool:
+        """Add a batch; return False if its input file is gone."""
+        if self.file(batch.tenant, batch.input_file_id) is None:
+            return False
         with self._transaction():
             self._db.execute(
                 "insert into batches select ?, ?, ?, 0, null, coalesce(max(number), 0) + 1, ? from batches",
                 (batch.id, batch.tenant, batch.api, encode(batch)),
             )
+        return True
 
     def save(self, batch: Batch) -> None:
         with self._transaction():

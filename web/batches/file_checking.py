@@ -30,10 +30,10 @@ class CheckedFile:
 
 
 async def check_file(batch: Batch, folder: FileFolder, limits: BatchLimits) -> CheckedFile:
-    """Read a batch's input file, until it is cancelled."""
+    """Read a batch's input file, until it is cancelled. Raises OSError if that cannot be done now."""
     try:
         file = await run_in_thread(folder.open, batch.input_file_id)
-    except OSError:
+    except FileNotFoundError:
         lost = BatchError(code="file_not_found", message="The input file does not exist any more.")
         return CheckedFile([], [lost], None)
     with file:

@@ -40,16 +40,17 @@ class FileFolder:
             file.write(data)
 
     def keep(self, path: Path, name: str) -> int:
-        """Give a complete file its name, and return its size in bytes."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            num_bytes = os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
-        path.rename(self._path / name)
+        """Give a complete file its name, and return its size in bytes. May be repeated after an OSError."""
+        named = self._path / name
+        if not named.exists():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            path.rename(named)
         self._sync()
-        return num_bytes
+        return named.stat().st_size
 
     def open(self, name: str) -> BinaryIO:
         """Raises FileNotFoundError."""
@@ -59,6 +60,13 @@ class FileFolder:
         with self.open(name) as file:
             file.seek(start)
             return file.read(length)
+
+    def read_if_there(self, name: str, start: int, length: int) -> bytes:
+        """Do as `read`; return nothing if there is no such file."""
+        try:
+            return self.read(name, start, length)
+        except FileNotFoundError:
+            return b""
 
     def has(self, name: str) -> bool:
         return (self._path / name).is_file()

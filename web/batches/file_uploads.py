@@ -7,6 +7,7 @@ running lines add; of an upload that fails nothing is left.
 from __future__ import annotations
 
 import errno
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -70,9 +71,19 @@ class Upload:
     async def keep(self, file: StoredFile) -> StoredFile:
         """Keep it as a file. Raises APIError."""
         try:
-            return await self._service.call(self._service.store.add_file, file, self.path)
-        except OSError as error:
+            return await self._service.call(self._add, file)
+        except (OSError, sqlite3.Error) as error:
             raise disk_full(error) from None
+
+    def _add(self, file: StoredFile) -> StoredFile:
+        """Add it to the store, if uploads that were kept since it began have left room. Runs in a thread."""
+        limits, store = self._service.limits, self._service.store
+        use = store.use_of(self._tenant)
+        if use.num_files >= limits.max_files:
+            raise _too_many(self._kind, use.num_files)
+        if use.num_bytes + self.num_bytes > limits.max_tenant_bytes:
+            raise _storage_full(self._kind, limits.max_tenant_bytes)
+        return store.add_file(file, self.path)
 
 
 class Uploads:
@@ -87,11 +98,7 @@ class Uploads:
         service, limits = self._service, self._service.limits
         use: TenantUse = await service.call(service.store.use_of, tenant)
         if use.num_files >= limits.max_files:
-            message = (
-                f"You have {use.num_files} files, with those of batches the most that this server stores. Delete some "
-                f"{kind.plural} first."
-            )
-            raise APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", code="too_many_files")
+            raise _too_many(kind, use.num_files)
         try:
             path = await run_in_thread(service.store.folder.new)
         except OSError as error:
@@ -128,13 +135,21 @@ def _too_large(kind: UploadKind, max_bytes: int) -> APIError:
     )
 
 
+def _too_many(kind: UploadKind, num_files: int) -> APIError:
+    message = (
+        f"You have {num_files} files, with those of batches the most that this server stores. Delete some "
+        f"{kind.plural} first."
+    )
+    return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", code="too_many_files")
+
+
 def _storage_full(kind: UploadKind, max_bytes: int) -> APIError:
     message = f"Your {kind.plural} and results may have {max_bytes:,} bytes together. Delete some {kind.plural} first."
     return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param=kind.param, code="storage_full")
 
 
-def disk_full(error: OSError) -> APIError:
+def disk_full(error: OSError | sqlite3.Error) -> APIError:
     """Return the error for what the disk refuses."""
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    is_full = isinstance(error, sqlite3.Error) or error.errno in (errno.ENOSPC, errno.EDQUOT)
     message = "There is no room for files on this server." if is_full else "Files cannot be stored on this server now."
     return unavailable(message, "storage_unavailable")

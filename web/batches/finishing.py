@@ -79,8 +79,7 @@ async def clear(batch: Batch, store: BatchStore, call: CallStore) -> None:
 async def delete_expired(store: BatchStore, call: CallStore, now: int, file_ttl_s: int) -> None:
     """Delete files, and batches that have ended, whose time is over."""
     for file in await call(store.expired_files, now):
-        if not await call(store.is_needed, file.id, file.tenant):
-            await call(store.delete_files, [file.id])
+        await call(store.delete_unless_needed, file.id, file.tenant)
     for batch in await call(store.ended_before, now - file_ttl_s):
         await call(store.delete_batch, batch)
 

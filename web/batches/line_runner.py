@@ -29,6 +29,7 @@ from ..request.batch_line import LineRequest
 from ..request.errors import APIError, internal
 from .batch_values import Api, Batch, Line, LineResult, Usage
 from .line_call import LineResponse, call_line
+from .line_check import BadLine
 from .result_lines import result_of
 
 MAX_ATTEMPTS: Final = 3
@@ -128,14 +129,19 @@ async def run_line(
 ) -> bool:
     """Run a line until it has a result, which is stored. Return False if it is no longer wanted before.
 
-    `read` returns its body.
+    `read` returns its body, or raises BadLine.
     """
     pause_s, num_failed = FIRST_PAUSE_S, 0
     async with trio.open_nursery() as nursery:
         while is_wanted():
             run = LineRun(batch, line, nursery, keep_result)
             request = LineRequest(batch.id, batch.tenant, batch.key_id, run.on_end)
-            body = await read(line)
+            try:
+                body = await read(line)
+            except BadLine:
+                log.error("batch.line_lost", batch_id=batch.id, line=line.number, help="its file has changed")
+                await _keep_failure(batch, line, "This line cannot be read any more.", None, keep_result)
+                return True
             try:
                 response = await call_line(app, batch.endpoint, body, request, f"{batch.id}#{line.number}")
                 if request.render is not None:
@@ -154,13 +160,19 @@ async def run_line(
                     return True
             num_failed += not is_full
             if num_failed >= MAX_ATTEMPTS:
-                error = internal("The server failed this request repeatedly.")
-                failed = LineResponse(error.status, error_body(error, batch.api, None), response.request_id)
-                await _keep_refusal(batch, line, failed, keep_result)
+                message = "The server failed this request repeatedly."
+                await _keep_failure(batch, line, message, response.request_id, keep_result)
                 return True
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
     return False
+
+
+async def _keep_failure(batch: Batch, line: Line, message: str, request_id: str | None, keep: KeepResult) -> None:
+    """Keep an error of this server as a line's answer."""
+    error = internal(message)
+    failed = LineResponse(error.status, error_body(error, batch.api, None), request_id or "")
+    await _keep_refusal(batch, line, failed, keep)
 
 
 async def _keep_refusal(batch: Batch, line: Line, response: LineResponse, keep_result: KeepResult) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 
@@ -69,7 +70,12 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
             num_lines=num_requests,
         )
         shown = _describe(batch)
-        await service.add(batch)
+        try:
+            await service.add(batch)
+        except BaseException:
+            with trio.CancelScope(shield=True):  # its client has no name for it
+                await service.call(service.store.delete_files, [file.id])
+            raise
         return json_response(shown)
 
     @route(app, f"GET {PATH}", LIST)

@@ -94,9 +94,8 @@ def install_files(app: QuartTrio, service: BatchService) -> None:
     @route(app, f"DELETE {PATH}/<file_id>", DELETE_FILE)
     async def delete_file(file_id: str) -> Response:
         file = await find_file(service, file_id)
-        if await service.call(service.store.is_needed, file.id, file.tenant):
+        if not await service.call(service.store.delete_unless_needed, file.id, file.tenant):
             raise invalid("A batch that has not ended reads this file. Cancel it first.", "id", "file_in_use")
-        await service.call(service.store.delete_files, [file.id])
         return json_response({"id": file.id, "object": "file", "deleted": True})
 
 
