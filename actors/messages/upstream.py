@@ -65,6 +65,9 @@ class ForwardOutlet(Protocol):
     def finish(self, last: bytes) -> None:
         """Keep what ends a stream, or a whole response, until the record is stored."""
 
+    def end_with(self, error: bytes) -> None:
+        """Keep the upstream's own error, which ends a stream."""
+
     def refuse(self, refusal: UpstreamRefusal) -> None:
         """Keep what the client gets in place of a response."""
 

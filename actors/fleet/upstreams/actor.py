@@ -22,7 +22,7 @@ import trio
 from ...channel import Poster
 from ...messages.accountant import Answered, Answering, Forwarded, Refused
 from ...messages.outcomes import ErrorKind, Fault, RequestError
-from ...messages.upstream import Forward, ForwardOutlet
+from ...messages.upstream import Forward, ForwardOutlet, UpstreamUsage
 from ...request_desk.interface import Placement
 from ...request_desk.upstream_pool import Exchange, Upstream, UpstreamPool
 from ...router.balance import Balance
@@ -108,8 +108,9 @@ class Upstreams:
         finally:
             if (relay := passing.relay) is not None:
                 reason, num_choices = relay.ends.finish_reason, relay.ends.num_choices
+                usage = relay.usage if passing.has_begun else UpstreamUsage()  # of what nobody got, nothing counts
                 self._accountant.post(
-                    Answered(forward.request_id, relay.usage, reason, num_choices, is_complete=passing.is_complete)
+                    Answered(forward.request_id, usage, reason, num_choices, is_complete=passing.is_complete)
                 )
 
     async def _try_upstreams(self, passing: _Passing) -> RequestError | None:
@@ -130,7 +131,7 @@ class Upstreams:
                 return None
             if passing.has_begun:
                 if failed.event is not None:
-                    passing.outlet.finish(b"data: " + failed.event + b"\n\n")
+                    passing.outlet.end_with(b"data: " + failed.event + b"\n\n")
                 break
             if failed.is_ours:
                 break

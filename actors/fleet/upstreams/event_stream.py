@@ -70,7 +70,7 @@ class EventSplitter:
 
 
 def _parts_of(event: bytes) -> list[bytes]:
-    """Return the comments in an event, and its data if it has any."""
+    """Return the comments in an event, and its data if it has any. Data on several lines, which is JSON, is on one."""
     if event.startswith(b"data: ") and b"\n" not in event:
         data = event[6:].strip()
         return [data] if data else []
@@ -78,7 +78,7 @@ def _parts_of(event: bytes) -> list[bytes]:
         raise UpstreamGarbage(f"an event of more than {MAX_LINES} lines")
     lines = event.split(b"\n")
     parts: list[bytes] = [_comment(line[:MAX_COMMENT_BYTES]) for line in lines if line.startswith(b":")]
-    data = b"\n".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
+    data = b" ".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
     return [*parts, data] if data else parts
 
 

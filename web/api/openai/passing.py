@@ -19,6 +19,7 @@ import trio
 from quart import Response
 
 from quipu.actors.messages.handler import Closed, OutletEvent
+from quipu.actors.messages.outcomes import ErrorKind
 from quipu.actors.messages.prompts import Prompt
 from quipu.actors.messages.upstream import Forward, UpstreamRefusal
 from quipu.actors.request_desk.interface import Desk, Placement, ServingInfo
@@ -158,6 +159,8 @@ class PassedOn(StreamWriter):
         self.begun = trio.Event()
         """Set when a stream begins, or the request has ended before one began."""
         self.last = b""
+        self.upstreams_error = b""
+        """What ends a stream if the upstream fails, in its own words."""
         self.refusal: UpstreamRefusal | None = None
         self.closed: Closed | None = None
         """Set if the request has ended before a stream began."""
@@ -183,6 +186,9 @@ class PassedOn(StreamWriter):
     def finish(self, last: bytes) -> None:
         self.last = last
 
+    def end_with(self, error: bytes) -> None:
+        self.upstreams_error = error
+
     def refuse(self, refusal: UpstreamRefusal) -> None:
         self.refusal = refusal
 
@@ -203,8 +209,8 @@ class PassedOn(StreamWriter):
         error = error_of(event)
         if error is None:
             self._end(self.last)
-        elif self.last:
-            self._end(self.last + DONE)
+        elif self.upstreams_error and event.error is not None and event.error.kind is ErrorKind.UPSTREAM:
+            self._end(self.upstreams_error + DONE)
         else:
             self._fail(error)
 
