@@ -122,6 +122,69 @@ async def test_scores_of_embeddings(autojump_clock: trio.abc.Clock, path: str) -
     assert answer["usage"]["prompt_tokens"] == lengths[0] + sum(lengths)
 
 
+NAMES = [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+
+
+async def test_names_of_scored_texts(autojump_clock: trio.abc.Clock) -> None:
+    """The texts of scores have each of vLLM's names for them, and errors use the client's. Names are not mixed."""
+    async with small_runtime(**EMBED) as client:
+        answers = [await post(client, "/score", **{one: TEXTS[0], other: TEXTS}) for one, other in NAMES]
+        longer = await post(client, "/score", status=400, queries=TEXTS[:2], items=TEXTS)
+        half = await post(client, "/score", status=400, queries=TEXTS[0])
+        mixed = await post(client, "/score", status=400, text_1=TEXTS[0], documents=TEXTS)
+        await settle(client)
+    assert all(answer["data"] == answers[0]["data"] for answer in answers)
+    assert [error["error"]["param"] for error in (longer, half, mixed)] == ["queries", "documents", "documents"]
+
+
+ALTERED: dict[str, list[tuple[str, Any, Any]]] = {
+    "/v1/embeddings": [
+        ("embed_dtype", "float16", "float32"),
+        ("endianness", "big", "little"),
+        ("messages", [{"role": "user", "content": "x"}], None),
+        ("normalize", False, True),
+    ],
+    "/v1/score": [("chat_template_kwargs", {"instruction": "x"}, {})],
+    "/v1/rerank": [("rank_fields", ["title", "text"], ["text"])],
+}
+EVERYWHERE = [
+    ("add_special_tokens", False, True),
+    ("chat_template", "x", ""),
+    ("padding", "max_length", "do_not_pad"),
+    ("use_activation", False, True),
+]
+OF_TEXTS = [("max_tokens_per_doc", 5, 6), ("max_tokens_per_doc", 1, 0), ("max_tokens_per_query", 1, 2)]
+
+
+@pytest.mark.parametrize("path", sorted(ALTERED))
+async def test_fields_that_change_answers(autojump_clock: trio.abc.Clock, path: str) -> None:
+    """Fields of vLLM's that would change a vector or a score are refused by name, unless they ask for nothing.
+
+    A limit on single texts asks for nothing if they cannot be longer.
+    """
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": "\u00e9\u00e9"},
+        "/v1/score": {"text_1": "\u00e9", "text_2": ["x", "\u00e9\u00e9\u00e9"]},
+        "/v1/rerank": {"query": "\u00e9", "documents": ["x", "\u00e9\u00e9\u00e9"]},
+    }
+    of_texts = [] if path == "/v1/embeddings" else OF_TEXTS
+    async with small_runtime(**EMBED) as client:
+        plain = await post(client, path, **bodies[path])
+        for name, altering, neutral in (*EVERYWHERE, *ALTERED[path], *of_texts):
+            refused = await post(client, path, status=400, **bodies[path], **{name: altering})
+            assert (refused["error"]["param"], refused["error"]["code"]) == (name, "unsupported_parameter")
+            same = await post(client, path, **bodies[path], **{name: neutral})
+            assert same.get("data", same.get("results")) == plain.get("data", plain.get("results"))
+        await settle(client)
+
+
+async def test_one_document(autojump_clock: trio.abc.Clock) -> None:
+    """A text in place of a list of documents is one of them, as in vLLM."""
+    async with small_runtime(**EMBED) as client:
+        one, listed = [await post(client, "/rerank", query="x", documents=given) for given in (TEXTS[0], [TEXTS[0]])]
+    assert one["results"] == listed["results"] and len(one["results"]) == 1
+
+
 @pytest.mark.parametrize("path", RERANKS)
 @pytest.mark.parametrize("settings", [EMBED, SCORE], ids=["embed", "score"])
 async def test_reranking(autojump_clock: trio.abc.Clock, path: str, settings: dict[str, Any]) -> None:

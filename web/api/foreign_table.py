@@ -145,6 +145,7 @@ _HARMLESS = (
     *_harmless("request_id guided_decoding_backend return_token_offsets return_prompt_text", VLLM),
     *_harmless("routed_experts_prompt_start enable_response_messages", VLLM),
     *_harmless("return_mm_kwargs", VLLM, neutral=EITHER),
+    *_harmless("mm_payload", VLLM, neutral=("tensors", "none")),
     *_harmless("stream_interval", VLLM, neutral=(1,)),
     *_harmless("session_id", VLLM, SGLANG, LMDEPLOY, neutral=(-1,)),
     *_harmless("rid routed_experts_start_len return_meta_info images_config max_dynamic_patch", SGLANG),

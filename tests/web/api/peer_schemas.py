@@ -1,8 +1,10 @@
-"""The fields of other servers' request schemas, as their sources list them. Read on 2026-11-27.
+"""The fields of other servers' request schemas, as their sources list them. Read on 2026-11-27, vLLM's (0.32.0)
+again on 2026-12-01.
 
-vLLM: `vllm/entrypoints/openai/*/protocol.py`; SGLang: `python/sglang/srt/entrypoints/openai/protocol.py`; LMDeploy:
-`lmdeploy/serve/openai/protocol.py`; llama.cpp: `tools/server/server-task.cpp`, `server-common.cpp` and its README;
-Ollama: `openai/openai.go`, and `api/types.go` for what its clients send along.
+vLLM: `vllm/entrypoints/*/*/protocol.py`, for embeddings without what only their chats have; SGLang:
+`python/sglang/srt/entrypoints/openai/protocol.py`; LMDeploy: `lmdeploy/serve/openai/protocol.py`; llama.cpp:
+`tools/server/server-task.cpp`, `server-common.cpp` and its README; Ollama: `openai/openai.go`, and `api/types.go` for
+what its clients send along.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES, EMBEDDINGS, SCORE, RERANK = "/v1/messages", "/v1/embeddings", "/v1/score", "/v1/rerank"
 
 _VLLM_SAMPLING = """use_beam_search top_k min_p repetition_penalty watermarking length_penalty stop_token_ids
 include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
 truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids allowed_token_ids bad_words
 add_special_tokens structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids
-routed_experts_prompt_start return_token_offsets return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params
-vllm_xargs repetition_detection stream_interval thinking_token_budget guided_json guided_regex guided_choice
-guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag logits_processors best_of
+routed_experts_prompt_start return_token_offsets mm_payload return_mm_kwargs cache_salt kv_transfer_params
+ec_transfer_params vllm_xargs repetition_detection stream_interval thinking_token_budget guided_json guided_regex
+guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern structural_tag logits_processors best_of
 early_stopping"""
+_VLLM_POOLED = """model user truncate_prompt_tokens padding truncation_side request_id priority mm_processor_kwargs
+cache_salt use_activation"""
+_VLLM_JUDGED = f"{_VLLM_POOLED} max_tokens_per_query max_tokens_per_doc instruction chat_template_kwargs"
 _SGLANG = """return_hidden_states return_routed_experts routed_experts_start_len return_cached_tokens_details
 return_token_ids top_k min_p min_tokens regex ebnf repetition_penalty stop_token_ids stop_regex no_stop_trim
 ignore_eos skip_special_tokens lora_path session_id session_params custom_params custom_logit_processor
@@ -54,7 +60,16 @@ PEER_FIELDS: Mapping[tuple[str, str], frozenset[str]] = {
             text tool_choice tools top_logprobs top_p top_k truncation user skip_special_tokens
             include_stop_str_in_output prompt_cache_key request_id mm_processor_kwargs priority cache_salt
             enable_response_messages previous_input_messages previous_response structured_outputs repetition_penalty
-            seed stop ignore_eos vllm_xargs presence_penalty frequency_penalty chat_template_kwargs""",
+            seed stop stop_token_ids ignore_eos vllm_xargs presence_penalty frequency_penalty chat_template_kwargs
+            include_reasoning min_p watermarking session_id media_io_kwargs mm_payload return_mm_kwargs
+            kv_transfer_params ec_transfer_params""",
+        ("vLLM", MESSAGES): """model messages max_tokens metadata output_config thinking stop_sequences stream system
+            temperature tool_choice tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking
+            kv_transfer_params ec_transfer_params vllm_xargs chat_template_kwargs""",
+        ("vLLM", EMBEDDINGS): f"""{_VLLM_POOLED} input add_special_tokens messages chat_template encoding_format
+            embed_dtype endianness dimensions normalize""",
+        ("vLLM", SCORE): f"{_VLLM_JUDGED} text_1 text_2 queries documents items data_1 data_2",
+        ("vLLM", RERANK): f"{_VLLM_JUDGED} query documents top_n",
         ("SGLang", COMPLETIONS): f"{_SGLANG} json_schema custom_labels echo suffix best_of response_format",
         ("SGLang", CHAT): f"""{_SGLANG} return_prompt_token_ids return_meta_info reasoning_effort reasoning task
             continue_final_message separate_reasoning stream_reasoning chat_template_kwargs max_dynamic_patch

@@ -52,8 +52,9 @@ HARMLESS_ELSEWHERE = {
     *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "return_cached_tokens_details"),
     *("safety_identifier", "service_tier", "store", "stream_options", "user", "verbosity"),
     *("input", "messages", "prompt"),
-    *("dimensions", "encoding_format", "instruction", "query", "return_documents", "text_1", "text_2", "top_n"),
-    "truncation_side",
+    *("dimensions", "encoding_format", "instruction", "query", "return_documents", "top_n", "truncation_side"),
+    *("text_1", "text_2", "queries", "items", "data_1", "data_2", "max_tokens_per_doc", "max_tokens_per_query"),
+    *("embed_dtype", "endianness", "normalize", "padding", "rank_fields", "use_activation"),
 }
 """Fields that change no answer of an endpoint that does not read them: plain texts have no calls, fields of the cache
 and labels never change an answer, and a request without the endpoint's own input is refused anyway."""

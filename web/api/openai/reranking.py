@@ -1,7 +1,7 @@
 """`POST /v1/rerank` and `/rerank` (vLLM's and Jina's shape), and `/v2/rerank` (Cohere's): documents, best first.
 
-A document is a text, or an object with a `text`. The shapes differ in whether documents are returned by default, and
-in `meta`, where Cohere's clients look for tokens.
+A document is a text, or an object with a `text`; one text stands for a list of it. The shapes differ in whether
+documents are returned by default, and in `meta`, where Cohere's clients look for tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..fields import missing, wrong_type
 from ..generation import GenerationRequest, read_model
 from ..stream import Transcript
 from .pooled_request import listed, pooled_request, pooled_usage
-from .scored_pairs import ScoredPairs, make_pairs
+from .scored_pairs import ScoredPairs, check_lengths, make_pairs
 
 COHERE = "/v2/rerank"
 
@@ -71,6 +71,7 @@ async def read_rerank(endpoint: str, parsed: ParsedRequest) -> Reply:
     if not query:
         raise bad_value("query", "must not be empty")
     documents = _read_documents(body, most)
+    check_lengths(body, [query], documents)
     top_n = body.integer("top_n") or len(documents)
     returns = body.flag("return_documents") if body.get("return_documents") is not None else endpoint != COHERE
     pairs = await make_pairs([query], documents, instruction, "documents", info)
@@ -89,6 +90,8 @@ def _read_documents(body: Body, most: int) -> list[str]:
     value: Any = body.get("documents")
     if value is None:
         raise missing("documents")
+    if type(value) is str:
+        return [value]
     if type(value) is not list:
         raise wrong_type("documents", "a list of strings or of objects with a `text`")
     if not 0 < len(value) <= most:

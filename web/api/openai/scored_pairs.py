@@ -23,7 +23,9 @@ from quipu.actors.messages.prompts import ChatPrompt, Prompt, TextPrompt
 from quipu.actors.request_desk.interface import ServingInfo
 
 from ...request.errors import bad_value
+from ..declared_body import Body
 from ..pace import Pace
+from ..pooled_bodies import MAX_DOCUMENT_TOKENS, MAX_QUERY_TOKENS
 from ..stream import Transcript
 from .pooled_request import vector_of, with_default_prompt
 
@@ -54,6 +56,18 @@ class ScoredPairs:
 
     def without_prompts(self) -> ScoredPairs:
         return attrs.evolve(self, prompts=())
+
+
+def check_lengths(body: Body, queries: Sequence[str], documents: Sequence[str]) -> None:
+    """Raise APIError if a text may have more tokens than the body allows: single texts are not shortened.
+
+    A text has no more tokens than bytes.
+    """
+    for name, texts in ((MAX_QUERY_TOKENS, queries), (MAX_DOCUMENT_TOKENS, documents)):
+        most = body.integer(name)
+        if most and any(4 * len(text) > most and len(text.encode()) > most for text in texts):
+            problem = f"a text has more than {most} bytes, and single texts are not shortened here"
+            raise bad_value(name, problem, "unsupported_parameter")
 
 
 async def make_pairs(

@@ -1,12 +1,14 @@
 """`POST /v1/score` and `/score`, in vLLM's shape: how well texts match, pair by pair.
 
-`text_1` is one text, which is compared with each of `text_2`, or as many as there are of these.
+`text_1` is one text, which is compared with each of `text_2`, or as many as there are of these. vLLM has more names for
+both, such as `queries` and `documents`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -19,9 +21,10 @@ from ..answer import ParsedRequest, Reply
 from ..declared_body import Body
 from ..fields import missing, wrong_type
 from ..generation import GenerationRequest, read_model
+from ..pooled_bodies import PAIRS
 from ..stream import Transcript
 from .pooled_request import listed, pooled_request, pooled_usage
-from .scored_pairs import ScoredPairs, make_pairs
+from .scored_pairs import ScoredPairs, check_lengths, make_pairs
 
 
 class ScoreReply(Reply):
@@ -47,14 +50,25 @@ async def read_scores(endpoint: str, parsed: ParsedRequest) -> Reply:
     model = read_model(body, info)
     body.refuse_unsupported()
     instruction = body.optional_text("instruction")
-    queries, documents = (_read_texts(body, name, most) for name in ("text_1", "text_2"))
+    one, other = _names_in(body)
+    queries, documents = (_read_texts(body, name, most) for name in (one, other))
     if len(queries) not in (1, len(documents)):
-        raise bad_value("text_1", "must be one text, or as many as `text_2`")
+        raise bad_value(one, f"must be one text, or as many as `{other}`")
     if len(queries) + len(documents) > most:
-        raise bad_value("text_2", f"`text_1` and `text_2` must have at most {most} texts together")
-    pairs = await make_pairs(queries, documents, instruction, "text_2", info)
-    wanted = pooled_request(body, info, model, pairs.prompts, "text_2", SequenceKind.SCORE)
+        raise bad_value(other, f"`{one}` and `{other}` must have at most {most} texts together")
+    check_lengths(body, queries, documents)
+    pairs = await make_pairs(queries, documents, instruction, other, info)
+    wanted = pooled_request(body, info, model, pairs.prompts, other, SequenceKind.SCORE)
     return ScoreReply(wanted, parsed.request_id, pairs.without_prompts())
+
+
+def _names_in(body: Body) -> tuple[str, str]:
+    """Return what a body calls its texts. Raises APIError if it mixes names."""
+    given = [name for name in dict.fromkeys(chain(*PAIRS)) if body.get(name) is not None]
+    for pair in PAIRS:
+        if set(given) <= set(pair):
+            return pair
+    raise bad_value(given[-1], f"not allowed together with `{given[0]}`")
 
 
 def _read_texts(body: Body, name: str, most: int) -> list[str]:

@@ -58,7 +58,9 @@ class Schemas:
         names = [*shape.ignored, *(name for name in shape.by_name if shape.kinds and name not in known)]
         ignored = {IGNORED: names} if names else {}
         if not shape.kinds:
-            return {**self.object(shape.fields), **closed, **ignored}
+            read = [field for field in shape.fields if not field.refusals]
+            refused = {field.name: list(_neutral(field)) for field in shape.fields if field.refusals}
+            return {**self.object(read), **closed, **ignored, **({REFUSED: refused} if refused else {})}
         kinds = [{**self._kind(shape.by_name[shape.tag], kind), **closed} for kind in shape.kinds]
         return {**(kinds[0] if len(kinds) == 1 else {"anyOf": kinds}), **ignored}
 
@@ -126,3 +128,8 @@ class Schemas:
         if field.bounds != Bounds() or type(field.default) is int:
             return {"type": INTEGER, **limits(field.bounds)}
         return {"type": "boolean"} if type(field.default) is bool else {}
+
+
+def _neutral(field: BodyField) -> tuple[object, ...]:
+    """Return what is accepted of a field that every endpoint with the same body refuses."""
+    return next(iter(field.refusals.values())).neutral
