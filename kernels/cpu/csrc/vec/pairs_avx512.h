@@ -3,6 +3,8 @@
 #pragma once
 #include <utility>
 
+#include "processor.h"
+
 class Pairs {
 public:
     // How many values are best multiplied at a time: sums stay in registers, and a panel in the second-level cache.
@@ -55,7 +57,8 @@ public:
             const bf16* at = x + row * x_stride;
             float* to = sums + row * sums_stride;
             auto next = ahead.take(num_k);
-            if (num_parts == 1) add_some<kAsRead>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
+            if (num_parts == 1 && num_rows > 1 && is_zen4()) add_some<kNothing>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
+            else if (num_parts == 1) add_some<kAsRead>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
             else if (part == 0) add_some<kBoth>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
             else add_some<kNext>(count, at, x_stride, panel, num_k, fresh, to, sums_stride, next);
         }
@@ -79,7 +82,9 @@ private:
 
     static int64_t parts(int64_t num_rows) { return (num_rows + kRows - 1) / kRows; }
 
-    enum Prefetched { kAsRead, kBoth, kNext };  // of packed panels
+    // What is prefetched of packed panels. Zen 4 reads 2 to 8 rows' panels at memory's rate by itself, and prefetching 1 to 16 KiB
+    // ahead slows that down (measured); one row's are read as fast either way.
+    enum Prefetched { kNothing, kAsRead, kBoth, kNext };
 
     template <Prefetched kWhat, int64_t kStep>
     static void add_some(int64_t num_rows, const bf16* x, int64_t x_stride, Halves<kStep> panel, int64_t num_k, bool fresh, float* sums,
@@ -105,11 +110,11 @@ private:
             UNROLL for (int v = 0; v < 2; v++) sum[m][v] = fresh ? splat(0) : load(sums + m * sums_stride + v * kLanes);
         for (int64_t k = 0; k < num_k; k += 2, ahead += step) {
             const bf16 *first = panel.at_first(k), *second = panel.at_second(k);
-            if (kStep == kPacked && kWhat != kNext) {
+            if (kStep == kPacked && (kWhat == kAsRead || kWhat == kBoth)) {
                 prefetch(reinterpret_cast<const char*>(first) + kAhead);
                 prefetch(reinterpret_cast<const char*>(second) + kAhead);
             }
-            if (kStep == kPacked && kWhat != kAsRead) prefetch(ahead);
+            if (kStep == kPacked && (kWhat == kBoth || kWhat == kNext)) prefetch(ahead);
             __m512i right[2] = {_mm512_loadu_si512(first), _mm512_loadu_si512(second)};
             UNROLL for (int m = 0; m < MR; m++) {
                 int32_t pair;
