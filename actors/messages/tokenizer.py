@@ -40,6 +40,8 @@ class Encode:
     """Affinity key: near-ties between engines go to the one that served this client last. Empty: there is none."""
     cache_salt: str = ""
     """Subdivides the domain: prompts share blocks only with those of the same salt."""
+    add_special_tokens: bool = True
+    """Put what the tokenizer adds, such as a beginning of sequence, around texts."""
     echo: bool = False
     """Each choice's text begins with its prompt. `max_tokens` may then be 0."""
     bad_words: tuple[str, ...] = ()

@@ -83,6 +83,7 @@ def options_of(request: Encode) -> EncodingOptions:
         system_param=request.system_param,
         echo=request.echo,
         skip_special_tokens=request.skip_special_tokens,
+        add_special_tokens=request.add_special_tokens,
         owner=owner_of(request),
         request_id=request.request_id,
         truncation=request.truncation,

@@ -83,6 +83,26 @@ async def test_gaps(model: Path, autojump_clock: trio.abc.Clock) -> None:
     assert str(len(expected(BEFORE, "\n\nx" * 60 * BLOCK))) in long["error"]["message"]
 
 
+@pytest.mark.parametrize("echo", [False, True])
+async def test_without_special_tokens(model: Path, autojump_clock: trio.abc.Clock, *, echo: bool) -> None:
+    """A text that has all of its tokens itself gets none before it, however it is encoded or shortened; a look-up sees
+    the same prompt. A prompt with a gap always gets them.
+    """
+    ids = Vocabulary(model).library.list_ids(BEFORE, add_special_tokens=False)
+    bare: dict[str, Any] = {"prompt": BEFORE, "add_special_tokens": False, "max_tokens": 1, "temperature": 0}
+    shorter = {} if echo else {"truncate_prompt_tokens": 20}
+    async with small_runtime(model_path=str(model)) as client:
+        answer = await post(client, COMPLETIONS, return_token_ids=True, **bare, echo=echo, **shorter)
+        usual = await post(client, COMPLETIONS, return_token_ids=True, **{**bare, "add_special_tokens": True})
+        found = await post(client, "/v1/cache/lookup", url=COMPLETIONS, body={"model": "demo", **bare})
+        gap = await post(client, COMPLETIONS, 400, **bare, suffix=AFTER)
+        await settle(client)
+    assert answer["choices"][0]["prompt_token_ids"] == (ids if echo else ids[-20:])
+    assert usual["choices"][0]["prompt_token_ids"] == [START, *ids]
+    assert found["prompts"][0]["prompt_tokens"] == len(ids)
+    assert gap["error"]["param"] == "add_special_tokens"
+
+
 async def test_no_tokens_for_gaps(autojump_clock: trio.abc.Clock) -> None:
     """Where the tokenizer has none, the error names the client's field."""
     async with small_runtime() as client:

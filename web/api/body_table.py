@@ -90,7 +90,14 @@ FIELDS: tuple[BodyField, ...] = (
     _field("system", MESSAGES, type=STRING, off=OFF, items=blocks.TEXT_BLOCK),
     _field("thinking", MESSAGES, off=OFF, inner=blocks.THINKING),
     _field("thread", off=_NEVER, refusals={MESSAGES: Refusal(why=Why.IN_WORDS)}),
-    _field("truncation", off=("disabled",), messages=("disabled",)),
+    _field(
+        "truncation",
+        RESPONSES,
+        choices=("auto", "disabled"),
+        default="disabled",
+        off=("disabled",),
+        messages=("disabled",),
+    ),
     _field("web_search_options", off=_NEVER, messages=_NEVER),  # even an empty object requests a search
     # of one or more
     _field("background", RESPONSES, type=BOOLEAN, off=OFF, messages=(False,)),
@@ -104,7 +111,7 @@ FIELDS: tuple[BodyField, ...] = (
     ),
     _field("previous_response_id", RESPONSES, type=STRING, off=_NEVER, messages=_NEVER),
     _field("add_generation_prompt", CHAT, off=(True,), messages=(True,), default=True),
-    _field("add_special_tokens", off=OFF, messages=(False,), refusals={COMPLETIONS: Refusal((True,))}),
+    _field("add_special_tokens", COMPLETIONS, attribute="add_special_tokens", default=True, off=OFF, messages=(False,)),
     _field("best_of", COMPLETIONS, off=(1,), messages=(1,), bounds=_SOME),
     _field(blocks.CACHE_CONTROL, MESSAGES, inner=blocks.CONTROL),
     _field("cache_salt", *EVERY_API, attribute="cache_salt", default="", max_length=256),
@@ -193,7 +200,7 @@ FIELDS: tuple[BodyField, ...] = (
     _field("stop", *OPENAI, schema=shapes.STOP, messages=([],), is_portable=True),
     _field("store", CHAT, RESPONSES, type=BOOLEAN),
     _field("stream", *EVERY_API, type=BOOLEAN, is_portable=True),
-    _field("structured_outputs", COMPLETIONS, CHAT, off=OFF, messages=({},), inner=shapes.STRUCTURED_OUTPUTS),
+    _field("structured_outputs", COMPLETIONS, CHAT, RESPONSES, messages=({},), inner=shapes.STRUCTURED_OUTPUTS),
     _field("text", RESPONSES, off=OFF, messages=({},), inner=items.RESPONSE_TEXT),
     _field("thinking_token_budget", CHAT, RESPONSES, off=(-1,), messages=(-1,), bounds=Bounds(minimum=-1)),
     _field("tool_choice", CHAT, RESPONSES, schema=shapes.TOOL_CHOICE, refusals={COMPLETIONS: _NO_CALL}),
@@ -211,7 +218,7 @@ FIELDS: tuple[BodyField, ...] = (
 
 
 _IGNORED: Mapping[str, tuple[str, ...]] = {
-    RESPONSES: ("access_programs", "image"),
+    RESPONSES: ("access_programs", "background_options", "image"),
     MESSAGES: (
         *("billing_policy", "context_management", "diagnostics", "fallback_credit_token", "fallbacks"),
         *("inference_geo", "service_tier", "speed", "user_profile_id", "workspace_id"),

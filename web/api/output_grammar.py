@@ -47,7 +47,7 @@ async def read_openai_grammar(fields: Fields, pace: Pace) -> GrammarSpec | None:
 
     Raises APIError.
     """
-    specs = [await read_format(fields, "response_format", "json_schema", pace), await _read_structured(fields, pace)]
+    specs = [await read_format(fields, "response_format", "json_schema", pace), await read_structured(fields, pace)]
     specs += [await _read_one(fields, f"guided_{name}", _KINDS[name], pace) for name in _LEGACY]
     if fields.get("grammar") != "":  # which llama.cpp takes for none
         specs.append(await _read_one(fields, "grammar", GrammarKind.LARK, pace))
@@ -162,7 +162,8 @@ async def _schema_spec(schema: dict[str, Any], param: str, pace: Pace) -> Gramma
     return GrammarSpec(GrammarKind.JSON_SCHEMA, await _as_json(schema, param, pace), param)
 
 
-async def _read_structured(body: Fields, pace: Pace) -> GrammarSpec | None:
+async def read_structured(body: Fields, pace: Pace) -> GrammarSpec | None:
+    """Read vLLM's `structured_outputs`. Raises APIError."""
     name = "structured_outputs"
     if body.get(name) is None:
         return None

@@ -108,6 +108,16 @@ async def test_openai_fields(path: str, fields: dict[str, Any], kind: GrammarKin
 
 
 @pytest.mark.parametrize(
+    ("fields", "kind", "source", "param"), [case for case in OPENAI if "structured_outputs" in case[0]]
+)
+async def test_structured_responses(fields: dict[str, Any], kind: GrammarKind, source: str, param: str) -> None:
+    """Responses read vLLM's field, too, for what OpenAI's formats cannot say."""
+    asked = await ask(RESPONSES, body(RESPONSES, **fields))
+    assert asked.encode.grammar == GrammarSpec(kind, source, param)
+    assert asked.ignored is None
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
         (RESPONSES, {"text": {"format": {"type": "json_schema", **NAMED}}}, "text.format.schema"),
@@ -216,7 +226,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"guided_json": {"enum": ["x" * MAX_GRAMMAR_CHARS]}}, "guided_json", "characters"),
     (CHAT, {"guided_json": nested(MAX_GRAMMAR_DEPTH)}, "guided_json", "nested at most"),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name", "required"),
-    (RESPONSES, {"structured_outputs": {"regex": "a"}}, "structured_outputs", "not supported"),
+    (RESPONSES, {"guided_regex": "a"}, "guided_regex", "not supported"),
+    (
+        RESPONSES,
+        {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}},
+        "structured_outputs.regex",
+        "together with `text.format.type`",
+    ),
     (MESSAGES, {"output_format": {"type": "json_object"}}, "output_format.type", "must be `json_schema`"),
     (
         MESSAGES,

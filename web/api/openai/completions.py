@@ -89,8 +89,12 @@ async def read_completion(
 
 def _with_gap(prompts: tuple[Prompt, ...], suffix: str, fields: Body) -> tuple[Prompt, ...]:
     """Return prompts whose gaps come before the same text. Raises APIError."""
-    for name in ("echo", TRUNCATION):
-        if fields.get(name):
+    for name, is_given in (
+        ("echo", fields.get("echo")),
+        (TRUNCATION, fields.get(TRUNCATION)),
+        ("add_special_tokens", not fields.flag("add_special_tokens")),
+    ):
+        if is_given:
             raise bad_value(name, "not allowed together with `suffix`", "unsupported_parameter")
     texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
     if len(texts) < len(prompts):

@@ -23,7 +23,7 @@ from ..forced_calls import read_calls_grammar
 from ..generation import GenerationRequest, TokenLimit, read_model
 from ..image_parts import ImageParts
 from ..item_shapes import MAX_INCLUDED
-from ..output_grammar import read_format
+from ..output_grammar import only_one, read_format, read_structured
 from ..pace import Pace
 from ..request_reader import read_delivery, read_request, unused_verbosity
 from ..template_fields import Thinking, read_switch_and_budget, read_template_kwargs
@@ -69,7 +69,9 @@ async def read_response(
         read = await read_input(fields, tools, breakpoints, pace, state, seal, images)
         choice = await read_tool_choice(fields, pace)
         one_call = choice.one_call or not several
-        answer = await read_format(fields.fields("text"), "format", None, pace)
+        answer = only_one(
+            [await read_format(fields.fields("text"), "format", None, pace), await read_structured(fields, pace)]
+        )
         grammar = await read_calls_grammar(tools, choice, answer, info.output.call_form, one_call=one_call, pace=pace)
     prompt = ChatPrompt(
         messages=read.messages,
@@ -84,6 +86,7 @@ async def read_response(
         fields, info, model=model, prompts=(prompt,), limit=limit, max_sequences=max_sequences, scores=scores
     )
     verbosity = unused_verbosity(fields.fields("text"))
+    truncation = ("truncation",) if fields.optional_text("truncation") == "auto" else ()  # nothing is dropped
     wanted = attrs.evolve(
         wanted,
         system_param="instructions" if fields.get("instructions") else "",
@@ -93,7 +96,14 @@ async def read_response(
         image_tokens=images.num_tokens,
         grammar=grammar,
         thinking_budget=thinking.budget,
-        unused_fields=(*unused, *thinking.unused, *verbosity, *tools.unused, *breakpoints.unused(read.parts)),
+        unused_fields=(
+            *unused,
+            *thinking.unused,
+            *verbosity,
+            *truncation,
+            *tools.unused,
+            *breakpoints.unused(read.parts),
+        ),
     )
     if wishes.prewarm:
         wanted = wanted.prewarmed(PREWARM)

@@ -221,7 +221,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "one of none"),
     ({"reasoning": {"summary": "long"}}, "reasoning.summary", "one of auto"),
     ({"reasoning": {"summary": 1}}, "reasoning.summary", "a string"),
-    ({"truncation": "auto"}, "truncation", "not supported"),
+    ({"truncation": "middle"}, "truncation", "one of auto"),
     ({"tool_choice": "required"}, "tool_choice", "no format of tool calls"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no format of tool calls"),
     ({"previous_response_id": "resp_1"}, "previous_response_id", "--response-store"),

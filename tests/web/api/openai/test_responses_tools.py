@@ -209,6 +209,13 @@ async def test_reasoning() -> None:
     assert plain.ignored == "reasoning.effort,thinking_token_budget,text.verbosity"
 
 
+async def test_truncation() -> None:
+    """Nothing is ever dropped from a history: `auto` is accepted, and named, since it would matter for a long one."""
+    asked = await respond(truncation="auto")
+    assert asked.ignored == "truncation" and asked.encode.truncation is None
+    assert (await respond(truncation="disabled")).ignored is None
+
+
 async def test_codex() -> None:
     """A request of Codex CLI is accepted as it is."""
     text = [{"type": "input_text", "text": "<environment_context/>"}]
