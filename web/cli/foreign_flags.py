@@ -1,13 +1,16 @@
 """Flags of vLLM, SGLang and llama.cpp's server that `quipu serve` does not have, and what to do instead.
 
-Used by `one_line_parser.py`. What must always hold: a flag that `quipu serve` has is not in here, what is advised
-exists (`tests/web/cli/test_foreign_flags.py`), and the pages for those who come from these servers say the same
-(`tests/test_migration_pages.py`).
+Used by `one_line_parser.py`; `vllm_flags.py` has the rest of vLLM's. What must always hold: a flag that `quipu serve`
+has is not in here, what is advised exists (`tests/web/cli/test_foreign_flags.py`), and the pages for those who come
+from these servers say the same (`tests/test_migration_pages.py`).
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
+
+from .vllm_flags import ABSENT_OF_VLLM, NEEDLESS_OF_VLLM, USE_OF_VLLM
 
 
 def _by_flag(advice: dict[str, str]) -> dict[str, str]:
@@ -43,7 +46,7 @@ USE: Final = _by_flag(
         "--load-balance-method": "use --routing instead",
         "--max-running-requests": "use --max-num-seqs instead",
         "--max-total-tokens": "use --kv-cache-memory or --num-blocks instead",
-        "--nnodes --node-rank --dist-init-addr": "use --engines ray:N instead",
+        "--nnodes --node-rank -r --dist-init-addr": "use --engines ray:N instead",
         "--no-webui": "use --no-ui instead",
         "--parallel -np": "use --max-num-seqs instead",
         "--reasoning-format": "use --reasoning-parser instead",
@@ -65,6 +68,7 @@ USE: Final = _by_flag(
         "--disable-cuda-graph": "use --enforce-eager instead",
         "--runner --convert --is-embedding": "use --task instead",
         "--disable-radix-cache": "use --no-enable-prefix-caching instead",
+        **USE_OF_VLLM,
     }
 )
 NEEDLESS: Final = _by_flag(
@@ -91,19 +95,20 @@ NEEDLESS: Final = _by_flag(
         "--tokenizer --tokenizer-path": "it is the checkpoint's",
         "--tokenizer-mode": "it is chosen by the checkpoint",
         "--device": "it is the machine's",
+        **NEEDLESS_OF_VLLM,
     }
 )
 ABSENT: Final = _by_flag(
     {
         "--enable-expert-parallel": "experts are divided like other matrices (--tensor-parallel-size)",
         "--attention-backend": "kernels are chosen by the processor and --executor",
-        "--api-server-count": "one web process serves all engines",
+        "--api-server-count -asc": "one web process serves all engines",
         "--context-shift": "a sequence ends where its context is full",
         "--chat-template-kwargs": "requests have `chat_template_kwargs` of their own",
         "--gpu-layers --n-gpu-layers -ngl": "one device computes all layers (--executor)",
         "--split-mode --tensor-split --main-gpu -sm -ts -mg": "each engine has one device; --engines is their number",
         "--grammar --grammar-file --json-schema -j -jf": "requests say what an output has to match",
-        "--mmproj -mm": "models take text only",
+        "--mmproj -mm": "images are read by the checkpoint itself, if it is of a family that reads them",
         "--models-dir --models-preset": "a server has one model; others may be behind it (--upstream)",
         "--numa --cpu-mask -C": "engines are pinned to CPUs of their own where there are several (--engines)",
         "--predict --n-predict -n": "requests have a `max_tokens` of their own",
@@ -122,18 +127,19 @@ ABSENT: Final = _by_flag(
         "--download-dir": "set HF_HOME instead",
         "--hf-token": "set HF_TOKEN instead",
         "--seed --random-seed -s": "requests have a `seed` of their own",
-        "--speculative-config --speculative-algorithm --spec-method": "choose where guesses come from with "
+        "--speculative-config -sc --speculative-algorithm --spec-method": "choose where guesses come from with "
         "--speculative ngram or suffix, and --draft-model; EAGLE heads are not loaded",
         "--cpu-offload-gb": "weights are never moved",
         "--hf-overrides --rope-scaling --override-kv --json-model-override-args": "edit config.json in the "
         "checkpoint's folder",
-        "--limit-mm-per-prompt": "models take text only",
+        "--limit-mm-per-prompt": "a request may have up to 64 images, and neither audio nor video",
         "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file": "TLS is the work of a proxy in front",
         "--root-path --fastapi-root-path --api-prefix": "the proxy in front removes the prefix",
         "--uds": "it listens on --host and --port",
         "--config": "flags are given on the command line only",
         "--max-logprobs": "requests ask for up to 20",
         "--override-generation-config": "use --generation-config FOLDER with a generation_config.json of your own",
+        **ABSENT_OF_VLLM,
     }
 )
 
@@ -155,8 +161,12 @@ def advice_of_choice(setting: str, value: str) -> str | None:
 
 
 def advice_of(flag: str) -> str | None:
-    """Return what to do instead of another server's flag, None if it is not known."""
-    name = flag.replace("_", "-")
+    """Return what to do instead of another server's flag, None if it is not known.
+
+    vLLM also writes a part of a flag's object behind a dot, and a level behind `-O`.
+    """
+    name = flag.replace("_", "-").partition(".")[0]
+    name = "-O" if re.fullmatch(r"-O\d", name) else name
     positive = name.replace("--no-", "--", 1)
     if name in USE:
         return f"is another server's flag: {USE[name]}"

@@ -9,7 +9,8 @@ import pytest
 
 from quipu.actors.shared.checkpoint import CheckpointError, resolve
 from quipu.web.cli.cli import main, make_parser
-from quipu.web.cli.foreign_flags import ABSENT, CHOICES, NEEDLESS, USE
+from quipu.web.cli.foreign_flags import ABSENT, CHOICES, NEEDLESS, USE, advice_of
+from tests.web.cli.peer_flags import VLLM
 
 
 def serve_flags() -> set[str]:
@@ -60,6 +61,16 @@ def test_flags_of_other_servers(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"error: {flag} is " in refused(capsys, "serve", "demo", flag, "2"), flag
         assert f"error: {flag} is " in refused(capsys, "serve", "--model", "demo", flag, "2"), "2 is no second model"
     assert "not needed" in refused(capsys, "serve", "demo", "--no-enable-chunked-prefill")
+
+
+def test_every_flag_of_vllm_is_decided() -> None:
+    """No flag of vLLM's is unknown: quipu has it too, or says what to do instead, also of its negative form."""
+    others = VLLM - serve_flags()
+    assert len(others) > 250 and "--max-model-len" in VLLM - others
+    assert not [flag for flag in others if advice_of(flag) is None]
+    assert advice_of("--no-enable-log-outputs") == advice_of("--enable-log-outputs")
+    assert advice_of("--default_chat_template_kwargs") is not None
+    assert advice_of("-O3") == advice_of("-O.level") == advice_of("--compilation-config.level") == advice_of("-cc")
 
 
 @pytest.mark.parametrize(
