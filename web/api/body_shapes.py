@@ -15,8 +15,8 @@ BREAKPOINT = "prompt_cache_breakpoint"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 4096
-MAX_NAME_CHARS = 64
-"""Of a tool of a chat."""
+MAX_NAME_CHARS = 128
+"""Of a tool, as Anthropic's API has it; OpenAI's bound is 64."""
 MAX_STRUCTURED_CHOICES = 4096
 """Strings of a `choice`."""
 MAX_TEMPLATE_KWARGS = 256

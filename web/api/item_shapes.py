@@ -8,6 +8,7 @@ from .body_shapes import (
     ARGUMENTS,
     BREAKPOINT_FIELD,
     EFFORTS,
+    TOOL_NAME,
     choice,
     flag,
     inner,
@@ -21,8 +22,6 @@ MAX_INCLUDED = 64
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
-MAX_NAME_CHARS = 128
-"""Of a tool."""
 SKIPPED = (
     *("agent_message", "code_interpreter_call", "compaction_trigger", "computer_call", "computer_call_output"),
     *("configuration_update", "context_compaction", "file_search_call"),
@@ -49,17 +48,16 @@ _RESULT_PART = union("type", _TEXT, kind("input_image input_file"), name="Respon
 _PRINTED = shape(text("stdout"), text("stderr"), "outcome", name="ShellOutput")
 _THOUGHT = union("type", kind("reasoning_text text", required("text"), BREAKPOINT_FIELD), name="ReasoningPart")
 _SUMMARY = union("type", kind("summary_text", required("text"), BREAKPOINT_FIELD), name="SummaryPart")
-_TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]+$", "minLength": 1, "maxLength": MAX_NAME_CHARS}
 _FUNCTION = kind(
     "function",
-    BodyField(name="name", schema=_TOOL_NAME, is_required=True),
+    BodyField(name="name", schema=TOOL_NAME, is_required=True),
     text("description"),
     BodyField(name="parameters", type=OBJECT),
     flag("strict"),
 )
 _CUSTOM = kind(
     "custom",
-    BodyField(name="name", schema=_TOOL_NAME, is_required=True),
+    BodyField(name="name", schema=TOOL_NAME, is_required=True),
     text("description"),
     BodyField(name="format", type=OBJECT),
 )
@@ -70,7 +68,7 @@ RESPONSE_TOOL = union(
     _CUSTOM,
     kind(
         "namespace",
-        BodyField(name="name", schema=_TOOL_NAME, is_required=True),
+        BodyField(name="name", schema=TOOL_NAME, is_required=True),
         text("description"),
         objects("tools", union("type", _FUNCTION, _CUSTOM, _OTHER_TOOL, name="GroupedTool")),
     ),
@@ -87,7 +85,7 @@ RESPONSE_ITEM = union(
     kind(
         "message",
         choice("role", "user", "assistant", "system", "developer", is_required=True),
-        text_or_objects("content", _PART, is_required=True, min_items=1),
+        text_or_objects("content", _PART, is_required=True),
         is_default=True,
     ),
     kind("function_call", ARGUMENTS, _CALL, required("name"), text("namespace")),

@@ -101,11 +101,11 @@ class ToolSet:
         return OutputRules(tool_types=types, max_calls=1 if one_call else None)
 
 
-def read_name(function: Fields, max_chars: int = MAX_NAME_CHARS) -> str:
+def read_name(function: Fields) -> str:
     """Return a tool's name, and check its description. Raises APIError."""
     name = function.text("name")
-    if len(name) > max_chars or _NAME.fullmatch(name) is None:
-        allowed = f"must have between 1 and {max_chars} characters, each a letter, a digit, `_`, `-` or `.`"
+    if len(name) > MAX_NAME_CHARS or _NAME.fullmatch(name) is None:
+        allowed = f"must have between 1 and {MAX_NAME_CHARS} characters, each a letter, a digit, `_`, `-` or `.`"
         raise bad_value(function.param("name"), allowed)
     function.optional_text("description")
     return name

@@ -151,7 +151,9 @@ class _Reader:
     async def _read_message(self, fields: Fields) -> None:
         role = fields.text("role")
         types = _ANSWER_PARTS if role == "assistant" else _TEXT_PARTS
-        text = await self._read_text(fields, "content", types, images=self._images if role == "user" else None)
+        text = TextParts("")
+        if role != "assistant" or fields.get("content") != []:  # an answer that was cut before its first text
+            text = await self._read_text(fields, "content", types, images=self._images if role == "user" else None)
         last = self.messages[-1] if len(self.messages) > self._num_before else {}
         if role == "assistant" and "reasoning_content" in last and not last["content"] and "tool_calls" not in last:
             last["content"] = text.text  # the preceding reasoning belongs to this message

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..fields import Fields
 from ..generation import NamespacedTool, ReplyRules
-from ..item_shapes import MAX_NAME_CHARS
 from ..pace import Pace
 from ..tool_set import ToolSet, read_name
 
@@ -42,12 +41,12 @@ class ResponseTools(ToolSet):
                 await self._add(entry, namespace, is_custom=kind == "custom", skip_known=skip_known)
             elif kind == "namespace" and namespace is None:
                 await self._pace.tick()
-                await self.read(entry, read_name(entry, MAX_NAME_CHARS), skip_known=skip_known)
+                await self.read(entry, read_name(entry), skip_known=skip_known)
             else:
                 await self.skip(entry.path)
 
     async def _add(self, tool: Fields, namespace: str | None, *, is_custom: bool, skip_known: bool) -> None:
-        name = read_name(tool, MAX_NAME_CHARS)
+        name = read_name(tool)
         if namespace is not None:
             grouped = NamespacedTool(namespace, name)
             name = grouped.flat_name

@@ -62,6 +62,11 @@ async def test_tool_choice(choice: Any, names: list[str]) -> None:
     assert asked.callable_names == names and len(asked.prompt.tools) == 2
 
 
+async def test_long_names() -> None:
+    """A name may be as long as on the other endpoints, which is more than OpenAI's chats take."""
+    assert len((await chat(tools=[tool("x" * 128)])).prompt.tools) == 1
+
+
 async def test_parallel_tool_calls() -> None:
     """Without parallel calls, a choice ends with its first one."""
     assert (await chat(tools=TOOLS, parallel_tool_calls=False)).max_calls == 1
@@ -193,10 +198,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "`custom` are not supported"),
     ({"tools": [{"type": "function"}]}, "tools[0].function.name", "required"),
     ({"tools": [{"type": "function", "function": 1}]}, "tools[0].function", "an object"),
-    ({"tools": [tool("")]}, "tools[0].function.name", "between 1 and 64"),
+    ({"tools": [tool("")]}, "tools[0].function.name", "between 1 and 128"),
     ({"tools": [tool("a b")]}, "tools[0].function.name", "a letter, a digit"),
     ({"tools": [tool("a\n")]}, "tools[0].function.name", "a letter, a digit"),
-    ({"tools": [tool("x" * 65)]}, "tools[0].function.name", "between 1 and 64"),
+    ({"tools": [tool("x" * 129)]}, "tools[0].function.name", "between 1 and 128"),
     ({"tools": [tool("f"), tool("f")]}, "tools[1].function.name", "unique"),
     ({"tools": [tool("f", description=1)]}, "tools[0].function.description", "a string"),
     ({"tools": [tool("f", strict="yes")]}, "tools[0].function.strict", "a boolean"),

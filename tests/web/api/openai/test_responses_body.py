@@ -40,7 +40,9 @@ async def test_string_input() -> None:
 
 
 async def test_messages() -> None:
-    """Messages keep their order, with or without a type; text parts are joined; ids and statuses are dropped."""
+    """Messages keep their order, with or without a type; text parts are joined, none are an empty answer; ids and
+    statuses are dropped.
+    """
     items = [
         {"role": "developer", "content": "or not"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
@@ -51,12 +53,14 @@ async def test_messages() -> None:
             "role": "assistant",
             "content": [{"type": "output_text", "text": "c", "annotations": [], "logprobs": []}],
         },
+        {"role": "assistant", "content": []},
         {"role": "system", "content": "d"},
     ]
     assert await messages_of(input=items) == (
         {"role": "developer", "content": "or not"},
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": ""},
         {"role": "system", "content": "d"},
     )
 
