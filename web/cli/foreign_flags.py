@@ -151,6 +151,20 @@ CHOICES: Final = {
             "draft draft-model draft_model standalone": "a second model is named with --draft-model",
         }
     ),
+    "quantization": _by_flag(
+        {
+            "awq awq_marlin gptq gptq_marlin compressed-tensors auto-round modelopt modelopt_fp4 modelopt_mxfp8 quark "
+            "fbgemm_fp8 auto_awq auto_gptq gpt_oss_mxfp4 bitsandbytes": "a checkpoint that is quantized is read as its "
+            "config.json says, without this flag, which quantizes while loading",
+        }
+    ),
+    "load_format": _by_flag(
+        {
+            "safetensors hf fastsafetensors instanttensor runai_streamer": "`auto` reads safetensors",
+            "mistral pt npcache tensorizer bitsandbytes sharded_state": "weights are read from safetensors and GGUF",
+        }
+    ),
+    "kv_cache_dtype": _by_flag({"fp8 fp8_e4m3 fp8_e5m2 fp8_inc": "choose int8, which takes as much memory"}),
 }
 """What other servers let one choose, by the setting of `quipu serve`."""
 

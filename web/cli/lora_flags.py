@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quipu.actors.config.declarations import settings_of
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.request_desk.adapters import NAME_RULE, is_adapter_name
@@ -17,6 +19,15 @@ from quipu.actors.shared.checkpoint import DEMO_ADAPTER, DEMO_ADAPTER_NAME, Chec
 
 DEFAULT_ADAPTERS = 4
 DEFAULT_RANK = 16
+
+
+class _Module(msgspec.Struct, forbid_unknown_fields=True):
+    """What vLLM's flag says of an adapter."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+    """Of the model card; there is one model here."""
 
 
 def add_lora_flags(add: Callable[..., Any]) -> None:
@@ -76,7 +87,15 @@ def refuse_without_engines(arguments: argparse.Namespace) -> None:
 
 
 def _module(text: str) -> tuple[str, Path]:
-    name, sign, folder = text.partition("=")
-    if not sign or not folder or not is_adapter_name(name):
+    """Parse NAME=FOLDER, or vLLM's JSON object with a `name` and a `path`. Raises ArgumentTypeError."""
+    if text.lstrip().startswith("{"):
+        try:
+            module = msgspec.json.decode(text, type=_Module)
+        except msgspec.MsgspecError as error:
+            raise argparse.ArgumentTypeError(f"must be NAME=FOLDER, or an object with them: {error}") from None
+        name, folder = module.name, module.path
+    else:
+        name, _, folder = text.partition("=")
+    if not folder or not is_adapter_name(name):
         raise argparse.ArgumentTypeError(f"must be NAME=FOLDER, where NAME has {NAME_RULE}")
     return name, DEMO_ADAPTER if folder == DEMO_ADAPTER_NAME else Path(folder)

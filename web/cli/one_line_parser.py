@@ -90,7 +90,7 @@ class OneLineParser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
-        near = difflib.get_close_matches(str(value)[:_MAX_QUOTED], choices, n=1)
+        near = difflib.get_close_matches(str(value)[:_MAX_QUOTED].lower(), choices, n=1)
         what = "invalid choice" if action.option_strings else "unknown command"
         said = f"{what} {_shown(str(value))!r}; "
         if (advice := advice_of_choice(action.dest, str(value))) is not None:

@@ -37,6 +37,11 @@ GROUPS = {
 }
 """Titles in `--help` and in the documents, by the groups of settings."""
 
+_ALIASES: Mapping[str, Mapping[str, str]] = {"dtype": {"half": "float16", "float": "float32"}}
+"""vLLM's names of values, by setting."""
+_UNSET: Mapping[str, tuple[str, ...]] = {"max_model_len": ("auto", "-1")}
+"""Values of vLLM's that stand for no value, by setting."""
+_COUNT = re.compile(r"(\d+)(?:(\.\d+)?([kmg])|([KMG]))")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 MAX_PASS_COSTS = 64
@@ -73,10 +78,17 @@ def _add(add: Callable[..., Any], setting: Setting) -> None:
         options["action"] = argparse.BooleanOptionalAction
     else:
         metavar = setting.metavar or ("N" if setting.reader in ("integer", "number") and not setting.choices else None)
-        options |= {"type": _READERS[setting.reader](setting.bounds), "metavar": metavar}
+        options |= {"type": _reader(setting), "metavar": metavar}
     if setting.choices:
         options["choices"] = setting.choices
     add(*setting.flags, **options)
+
+
+def _reader(setting: Setting) -> Callable[[str], Any]:
+    """Return the parser of a setting's values, by vLLM's names too."""
+    read, aliases = _READERS[setting.reader](setting.bounds), _ALIASES.get(setting.attribute, {})
+    unset = _UNSET.get(setting.attribute, ())
+    return lambda text: None if text in unset else read(aliases.get(text, text))
 
 
 def _help(setting: Setting) -> str:
@@ -88,8 +100,22 @@ def _help(setting: Setting) -> str:
 
 
 def integer(bounds: Bounds) -> Callable[[str], int]:
-    """Return a parser of whole numbers within `bounds`, which raises ArgumentTypeError."""
-    return lambda text: _within(bounds, _parse(int, text, "a whole number"))
+    """Return a parser of whole numbers within `bounds`, which raises ArgumentTypeError.
+
+    As in vLLM, `32k` is 32,000, `25.6k` is 25,600 and `32K` is 32,768.
+    """
+    return lambda text: _within(bounds, _parse(_whole, text, "a whole number"))
+
+
+def _whole(text: str) -> int:
+    """Raises ValueError."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        return int(text)
+    digits, fraction, decimal, binary = match.groups(default="")
+    if binary:
+        return int(int(digits) * 1024 ** _POWERS[binary.lower()])
+    return int(float(digits + fraction) * 1000 ** _POWERS[decimal])
 
 
 def number(bounds: Bounds) -> Callable[[str], float]:
@@ -197,7 +223,7 @@ _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
 }
 
 
-def _parse(kind: type[Any], text: str, expected: str) -> Any:
+def _parse(kind: Callable[[str], Any], text: str, expected: str) -> Any:
     try:
         return kind(text)
     except ValueError:

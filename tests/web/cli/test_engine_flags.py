@@ -78,7 +78,7 @@ def test_invalid_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("flag", "text", "words"),
     [
         ("--port", "http", "a whole number"),
-        ("--max-model-len", "32k", "must be a whole number, not '32k'"),
+        ("--max-model-len", "32kB", "must be a whole number, not '32kB'"),
         ("--max-waiting-tokens", "1.5", "a whole number"),
         ("--max-pinned-share", "half", "must be a number, not 'half'"),
         ("--ledger-retention-days", "ever", "must be a number"),

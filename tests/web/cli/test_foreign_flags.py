@@ -133,5 +133,5 @@ def test_choices_of_other_servers(capsys: pytest.CaptureFixture[str], value: str
     assert re.search(f"'{value}'; .*{words}", refused(capsys, "serve", "demo", "--speculative", value))
     ours = serve_flags()
     for setting, advice in CHOICES.items():
-        assert f"--{setting}" in ours
+        assert f"--{setting.replace('_', '-')}" in ours
         assert all(set(re.findall(r"--[a-z-]+", words)) <= ours for words in advice.values())
