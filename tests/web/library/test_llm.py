@@ -141,7 +141,7 @@ def test_number_of_parameters(llm: LLM) -> None:
     [
         ({"colour": "red"}, TypeError, "unknown setting 'colour'"),
         ({"port": 1}, TypeError, "concerns the HTTP server"),
-        ({"max_model_len": -1}, ValueError, "--max-model-len: must be at least 1"),
+        ({"max_model_len": 0}, ValueError, "--max-model-len: must be at least 1"),
         ({"executor": "abacus"}, ValueError, "--executor"),
         ({"model": "other"}, TypeError, "model"),
     ],
