@@ -39,6 +39,10 @@ class LedgerError(Exception):
     """The ledger cannot be used as configured. The message tells the operator why and what to do."""
 
 
+class NoLedgerYet(LedgerError):
+    """The database has no ledger: no server has loaded anything."""
+
+
 def sqlite_url(data_dir: Path) -> str:
     return f"sqlite:///{data_dir / SQLITE_NAME}"
 
@@ -164,11 +168,11 @@ def _version(connection: sa.Connection) -> str | None:
 
 
 def check_version(engine: sa.Engine) -> None:
-    """Raise LedgerError unless the schema is HEAD. For readers, which change nothing."""
+    """Raise LedgerError unless the schema is HEAD, NoLedgerYet without one. For readers, which change nothing."""
     with engine.connect() as connection:
         found = _version(connection)
     if found is None:
-        raise LedgerError("there is no ledger in this database yet")
+        raise NoLedgerYet("there is no ledger in this database yet")
     if found != HEAD:
         raise LedgerError(
             f"the ledger's database has schema {found}, this version reads {HEAD}: "

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 from ..messages.outcomes import Fault
 from ..messages.usage_record import UsageRecord
-from .database import KeptEngines, LedgerError, check_version, loaded_position, reason
+from .database import KeptEngines, LedgerError, NoLedgerYet, check_version, loaded_position, reason
 from .entries import Entry, EntryKind
 from .fields import restore
 from .folder import LedgerFolder
@@ -72,7 +72,7 @@ def open_reader(
                 check_version(engine)
             except sa.exc.SQLAlchemyError as error:
                 raise LedgerError(f"cannot read the ledger's database: {reason(error)}") from None
-            except LedgerError:
+            except NoLedgerYet:
                 if folder is None:
                     raise
                 engine = None  # a server has started but loaded nothing yet
@@ -184,13 +184,17 @@ class LedgerReader:
         about = None if self._folder is None else self._folder.about()
         if self._folder is None or about is None:
             return _View((), ())
-        with self.connection() as connected:
-            loaded = BEGINNING if connected is None else loaded_position(connected, about.ledger)
+        storage, is_whole = DiskStorage(self._folder.path), False
+        while not is_whole:
+            loaded, there = self._position(about.ledger), storage.numbers()
+            found: dict[str, LedgerRecord] = {}
+            for entry in entries_after(self._folder, loaded):
+                if entry.kind is EntryKind.CLOSED:
+                    found.setdefault(entry.request_id, located(entry.record(), entry))
+            # a segment that is gone was loaded before, or else amid this
+            needed = {loaded.segment, *(number for number in there if number > loaded.segment)}
+            is_whole = needed <= set(storage.numbers()) or self._position(about.ledger) == loaded
         is_loaded = sa.or_(records.c.ledger != about.ledger, records.c.position <= loaded.packed)
-        found: dict[str, LedgerRecord] = {}
-        for entry in entries_after(self._folder, loaded):
-            if entry.kind is EntryKind.CLOSED:
-                found.setdefault(entry.request_id, located(entry.record(), entry))
         if self._engine is not None:
             request_ids = list(found)
             with self._engine.connect() as connection:
@@ -199,6 +203,10 @@ class LedgerReader:
                     for row in connection.execute(some.where(is_loaded)):
                         del found[row.request_id]
         return _View((is_loaded,), tuple(found.values()))
+
+    def _position(self, ledger: str) -> Position:
+        with self.connection() as connection:
+            return BEGINNING if connection is None else loaded_position(connection, ledger)
 
     def _loaded(self, query: Query, view: _View, newest_first: bool) -> Iterator[LedgerRecord]:
         if self._engine is None:

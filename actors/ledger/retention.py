@@ -65,19 +65,28 @@ def delete_old(engine: sa.Engine, ledger: str, before: float) -> int:
         connection.execute(sa.update(sources).where(sources.c.ledger == ledger).values(retained_since=before))
         # cut before the first young record of each chain: clocks may have been set back
         young = sa.func.min(sa.case((c.closed_at >= before, c.number)))
-        chains = sa.select(c.server, young.label("first_young")).where(c.ledger == ledger).group_by(c.server)
-        cuts = {row.server: row.first_young for row in connection.execute(chains)}
+        first_kept = sa.func.coalesce(young, sa.func.max(c.number) + 1).label("first_kept")
+        chains = sa.select(c.server, first_kept).where(c.ledger == ledger).group_by(c.server)
+        cuts = {row.server: row.first_kept for row in connection.execute(chains)}
     num_deleted = 0
-    for server, first_young in cuts.items():
-        old = c.server == server
-        if first_young is not None:
-            old = sa.and_(old, c.number < first_young)
-        num_deleted += _delete_in_batches(engine, old)
-        if first_young is not None:
-            stale = sa.and_(marks.c.server == server, marks.c.number < first_young)
-            with engine.begin() as connection:
-                connection.execute(sa.delete(marks).where(stale))
+    for server, number in cuts.items():
+        num_deleted += _delete_in_batches(engine, sa.and_(c.server == server, c.number < number))
+        with engine.begin() as connection:
+            connection.execute(sa.delete(marks).where(marks.c.server == server, marks.c.number < number))
+    with engine.begin() as connection:
+        connection.execute(_delete_lone_marks(ledger, before))
     return num_deleted
+
+
+def _delete_lone_marks(ledger: str, before: float) -> sa.Delete:
+    """Delete old marks of chains that have no records, all but the last of each, which the next chain may name.
+
+    An older version deleted all records of such a chain and left its marks, with a gap between them.
+    """
+    later = marks.alias("later")
+    is_last = ~sa.exists().where(later.c.server == marks.c.server, later.c.number > marks.c.number)
+    has_records = sa.exists().where(records.c.server == marks.c.server)
+    return sa.delete(marks).where(marks.c.ledger == ledger, marks.c.at < before, ~has_records, ~is_last)
 
 
 def _delete_in_batches(engine: sa.Engine, which: sa.ColumnElement[bool]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,28 @@ async def test_silent_receiver_delays_nothing(tmp_path: Path) -> None:
         assert ledger.trouble is None
     async with receiving() as receiver, opened(tmp_path, **config_of(receiver)):
         await receiver.wait(lambda: receiver.ids == ["req-1"])
+
+
+async def test_place_that_the_ledger_has_lost(tmp_path: Path) -> None:
+    """Where a power failure has taken the end of the ledger but not the place, what follows is delivered."""
+    data_dir, before = tmp_path / "data", tmp_path / "before"
+    async with receiving() as receiver:
+        async with opened(data_dir, **config_of(receiver)) as ledger:
+            await write(ledger, "first")
+            await delivered(receiver, ledger, 1)
+        shutil.copytree(data_dir, before)
+        async with opened(data_dir, **config_of(receiver)) as ledger:
+            await write(ledger, "lost")
+            await delivered(receiver, ledger, 1)
+        shutil.copy(data_dir / FOLDER / "webhook.json", before / FOLDER / "webhook.json")
+        for segment in (data_dir / FOLDER).glob("*.wal"):  # they are allocated, and were not written
+            with (before / FOLDER / segment.name).open("ab"):
+                pass
+        for number, name in enumerate(("second", "third"), 1):
+            async with opened(before, **config_of(receiver)) as ledger:
+                await write(ledger, name)
+                await delivered(receiver, ledger, 1)
+            assert receiver.ids[2:] == ["second", "third"][:number]
 
 
 async def test_unreadable_place(tmp_path: Path) -> None:
