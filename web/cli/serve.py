@@ -55,7 +55,7 @@ from ..telemetry.tracing import Tracer
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .batch_flags import batch_settings, make_batches, running_batches
 from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
-from .keys import key_store, reloading_on_hangup
+from .keys import API_KEY_VARIABLE, key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .response_flags import store_config, store_settings
 from .self_check import SelfCheckedApp
@@ -66,6 +66,7 @@ from .upstream_flags import UpstreamError, read_upstreams
 log = structlog.get_logger("quipu.cli")
 
 _OPENABLE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses are shown, not listened on
+KEY_OF_VLLM = "VLLM_API_KEY"
 GC_THRESHOLDS = (2_000, 10, 50)
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that runs Python may keep the interpreter lock from the event loop. The loop releases it at every
@@ -146,6 +147,8 @@ def warn_where_open(host: str, keys: KeyStore) -> None:
     """Warn the operator if a server without keys can be reached from elsewhere."""
     if keys.is_open and not is_loopback(host):
         message = "anyone who reaches this address can use the server: it has no API keys (docs/operate/keys.md)"
+        if KEY_OF_VLLM in os.environ:
+            message += f"; {KEY_OF_VLLM} is not read: call it {API_KEY_VARIABLE}"
         log.warning("server.open", host=host, detail=message)
 
 

@@ -111,3 +111,11 @@ def test_warning_if_open_beyond_loopback(flags: list[str], is_warned: bool) -> N
     with capture_logs() as entries:
         serve_command.warn_where_open(arguments.host, key_store(arguments, {}))
     assert [entry["event"] for entry in entries] == ["server.open"] * is_warned
+
+
+def test_key_of_vllm_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable by which vLLM is given its key is not read: the warning says so to whoever relies on it."""
+    monkeypatch.setenv("VLLM_API_KEY", "sk-1")
+    with capture_logs() as entries:
+        serve_command.warn_where_open("0.0.0.0", key_store(make_parser().parse_args(["serve", "demo"]), {}))
+    assert entries[0]["detail"].endswith("VLLM_API_KEY is not read: call it QUIPU_API_KEY")
