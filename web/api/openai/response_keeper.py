@@ -90,16 +90,18 @@ class ResponseKeeper(Keeper):
             is_background=state.is_background,
             is_open=True,
         )
+        self._is_begun = True  # also if its client leaves meanwhile: a thread may store it all the same
         try:
             is_there = await self._door.call(ObjectTables.begin, new)
         except APIError as error:
+            self._is_begun = False
             if state.is_background:
                 raise
             self._give_up(error.message)
             return
         if not is_there:
+            self._is_begun = False
             raise previous_not_found(state.previous or "")
-        self._is_begun = True
 
     def _take_lock(self) -> None:
         conversation = self._state.conversation
@@ -124,12 +126,15 @@ class ResponseKeeper(Keeper):
         if not self._is_begun or self._is_ending or closed.record.outcome is Outcome.CANCELLED:
             return
         self._is_ending = True
-        ending = await self._ending(transcript, closed)
         try:
+            ending = await self._ending(transcript, closed)
             await self._door.store.call(ObjectTables.end, ending)
         except StoreUnavailable as error:
             self._give_up(str(error))
             self.discard()
+        except BaseException:  # its client has left
+            self.discard()
+            raise
         finally:
             self._release_lock()
 

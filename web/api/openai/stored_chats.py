@@ -84,28 +84,34 @@ class ChatKeeper(Keeper):
             items=items,
             is_open=True,
         )
+        self._is_begun = True  # also if its client leaves meanwhile: a thread may store it all the same
         try:
             await self._door.call(ObjectTables.begin, new)
         except APIError as error:
+            self._is_begun = False
             self._door.store.note_unstored(error.message)
-        else:
-            self._is_begun = True
 
     async def end(self, transcript: Transcript, closed: Closed) -> None:
         if not self._is_begun or self._is_ending or error_of(closed) is not None:
             return
         self._is_ending = True
-        head = await joined(self._reply.pieces(transcript, closed.record))
-        ending = Ending(object_id=self._reply.answer_id, tenant=self._tenant, head=head)
         try:
+            head = await joined(self._reply.pieces(transcript, closed.record))
+            ending = Ending(object_id=self._reply.answer_id, tenant=self._tenant, head=head)
             await self._door.store.call(ObjectTables.end, ending)
         except StoreUnavailable as error:
             self._door.store.note_unstored(str(error))
-            self._door.store.discard(self._tenant, _KIND, self._reply.answer_id)
+            self._discard()
+        except BaseException:  # its client has left
+            self._discard()
+            raise
 
     def drop(self) -> None:
         if self._is_begun and not self._is_ending:
-            self._door.store.discard(self._tenant, _KIND, self._reply.answer_id)
+            self._discard()
+
+    def _discard(self) -> None:
+        self._door.store.discard(self._tenant, _KIND, self._reply.answer_id)
 
     def start_soon(self, task: Callable[[*Ts], Awaitable[object]], *args: *Ts) -> None:
         self._door.store.start_soon(task, *args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,32 @@ async def test_client_that_leaves(tmp_path: Path) -> None:
             exchange.leave()
         await eventually(lambda: b"left behind" not in bytes_on_disk(tmp_path), "it is deleted")
         assert stored.desk.ticket.num_leaves == 1 and stored.store.num_unstored == 0
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+@pytest.mark.parametrize("call", ["begin", "end"])
+async def test_client_that_leaves_while_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, call: str
+) -> None:
+    """Nothing remains of what a thread stores, or would have completed, while its client leaves."""
+    work, has_begun, may_go_on = getattr(ObjectTables, call), threading.Event(), threading.Event()
+
+    def wait_and_work(*arguments: Any) -> Any:
+        has_begun.set()
+        may_go_on.wait(30)
+        return work(*arguments)
+
+    monkeypatch.setattr(ObjectTables, call, wait_and_work)
+    turns = {"input": "left behind"} if path == PATH else {"messages": [{"role": "user", "content": "left behind"}]}
+    async with storing(tmp_path) as stored:
+        body = {"model": "tiny", "store": True, **turns}
+        async with stored.raw.open("POST", path, body, {"Authorization": "Bearer a"}) as exchange:
+            await eventually(has_begun.is_set, "it is being stored")
+            exchange.leave()
+        may_go_on.set()
+        assert await stored.store.wait_unused()
+        await eventually(lambda: not stored.store.num_leftovers, "it is deleted")
+        assert b"left behind" not in bytes_on_disk(tmp_path)
 
 
 def breaking(stored: Stored, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
