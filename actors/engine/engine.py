@@ -29,6 +29,7 @@ from ..messages.mover import Lending, MoveNews, MoverMessage
 from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import AnnounceKeys, Granted, Submit
 from ..messages.supervisor import DraftModelMemory, EngineReady, Heartbeat
+from ..shared.error_groups import first_leaf
 from ..shared.image_files import read_image_format
 from .block_manager.actor import answer_look_ups, end_moves, fetch_from_peers, lend_to_peers, run_block_manager
 from .block_manager.reservation import BlockManager
@@ -281,10 +282,3 @@ def loop_hosts(
     """Return a factory for hosts in one loop, whose engines may fetch each other's blocks if the config says so."""
     network = LoopNetwork() if config.has_peers else None
     return lambda _: LoopHost(config, load, network)
-
-
-def first_leaf(error: BaseException) -> BaseException:
-    """Return the first error in nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

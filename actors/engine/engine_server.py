@@ -38,8 +38,9 @@ from ..messages.accountant import StepReport
 from ..messages.engine_adapters import AdapterLoaded
 from ..messages.handler import LookedUp
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
+from ..shared.error_groups import first_leaf
 from ..shared.step_record import StepRecord
-from .engine import Engine, EngineNews, first_leaf
+from .engine import Engine, EngineNews
 from .executor.loading import load_executor
 from .open_tiers import TiersRefused
 from .peers.listening_socket import NoPeerPort

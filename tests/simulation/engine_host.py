@@ -14,7 +14,7 @@ import trio
 
 from quipu import __version__
 from quipu.actors.config.engine_config import EngineConfig
-from quipu.actors.engine.engine import Engine, first_leaf
+from quipu.actors.engine.engine import Engine
 from quipu.actors.engine.engine_server import serve_until_unwanted
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.peers.peer_link import PeerNetwork
@@ -24,6 +24,7 @@ from quipu.actors.fleet.processes.greeting import greeting
 from quipu.actors.fleet.processes.heartbeat import HEARTBEAT_INTERVAL_S
 from quipu.actors.fleet.processes.reconnection import RETRY_S, Admission
 from quipu.actors.fleet.supervisor import Death
+from quipu.actors.shared.error_groups import first_leaf
 from tests.simulation.wire import Wire, WireEnd
 
 REPORT = 4

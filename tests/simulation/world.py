@@ -25,12 +25,12 @@ from quipu.actors import wiring
 from quipu.actors.accountant.actor import Accountant
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.engine_roles import EngineRole
-from quipu.actors.engine.engine import first_leaf
 from quipu.actors.engine.executor import loading
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.peers.peer_link import LoopNetwork
 from quipu.actors.ledger.durable_journal import DurableJournal
 from quipu.actors.messages.scheduler import GRAMMAR_LOST
+from quipu.actors.shared.error_groups import first_leaf
 from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.wiring import Runtime
 from quipu.kernels.fake import Dials, FakeBackend

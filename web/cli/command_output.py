@@ -60,10 +60,3 @@ def silence(stream: TextIO) -> None:
 def printable(text: str) -> str:
     """Replace control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def first_leaf(error: BaseException) -> BaseException:
-    """Return the first error of nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -34,6 +34,7 @@ from quipu.actors.response_store.response_store import ResponseStore, StoreConfi
 from quipu.actors.response_store.stored import StoreError
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.actors.shared.error_groups import first_leaf
 from quipu.actors.threads import outlive_shortages
 from quipu.actors.wiring import split
 
@@ -54,7 +55,7 @@ from ..telemetry.metric_names import VLLM_NAMES
 from ..telemetry.tracing import Tracer
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .batch_flags import batch_settings, make_batches, running_batches
-from .command_output import EXIT_FAILED, EXIT_USAGE, first_leaf
+from .command_output import EXIT_FAILED, EXIT_USAGE
 from .keys import API_KEY_VARIABLE, key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .response_flags import store_config, store_settings

@@ -23,9 +23,9 @@ import trio
 from quipu.actors.last_records import wait_accounts_closed
 from quipu.actors.ledger.reconciling import parse_metrics
 from quipu.actors.ledger.service import open_ledger
+from quipu.actors.shared.error_groups import first_leaf
 from quipu.actors.wiring import Runtime, split
 
-from ..cli.command_output import first_leaf
 from .library_errors import EngineError
 from .model_settings import Resolved
 

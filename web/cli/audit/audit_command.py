@@ -16,9 +16,10 @@ from typing import Any
 import anyio
 import httpx2
 
+from quipu.actors.shared.error_groups import first_leaf
 from quipu.actors.shared.terminals import can_redraw
 
-from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, complain, first_leaf, indented, print_result
+from ..command_output import EXIT_FAILED, EXIT_INTERRUPTED, complain, indented, print_result
 from ..command_progress import command_progress
 from ..server_flags import KEY_VARIABLE
 from .audit_flags import make_parser

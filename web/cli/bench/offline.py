@@ -16,9 +16,10 @@ import numpy as np
 import quipu
 from quipu.actors.fleet.supervisor import EngineGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
+from quipu.actors.shared.error_groups import first_leaf
 
 from ...telemetry import logs
-from ..command_output import EXIT_FAILED, EXIT_USAGE, complain, first_leaf, indented
+from ..command_output import EXIT_FAILED, EXIT_USAGE, complain, indented
 from ..command_progress import command_progress
 from .answer import Outcome
 from .datasets import DEFAULT_NUM_PROMPTS, make_wording, make_workload

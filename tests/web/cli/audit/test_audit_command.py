@@ -174,11 +174,12 @@ def test_help_lists_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_audit_loads_no_engine() -> None:
-    """The command's modules import neither torch nor anything of the kernels, and of the actors only what knows
-    terminals."""
+    """The command's modules import neither torch nor anything of the kernels, and of the actors only what is known of
+    terminals and of groups of errors."""
     code = (
         "import sys, quipu.web.cli.audit.audit_command;"
-        "known = {'quipu.actors', 'quipu.actors.shared', 'quipu.actors.shared.terminals'};"
+        "known = {'quipu.actors', 'quipu.actors.shared'};"
+        "known |= {f'quipu.actors.shared.{name}' for name in ('error_groups', 'terminals')};"
         "sys.exit(any(name.startswith(('torch', 'quipu.actors', 'quipu.kernels', 'numpy')) for name in sys.modules"
         " if name not in known))"
     )
