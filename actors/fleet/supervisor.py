@@ -275,6 +275,7 @@ class Supervisor:
         self._desk.adapters.on_engine_gone(engine)
         engine.num_deaths += 1
         engine.note_gone()
+        engine.repeat_reset()
         engine.health = Health(State.FAILED if giving_up else State.RESTARTING, incarnation, death.reason)
         self._router.post(EngineDown(engine.engine_id, incarnation))
         engine_id, reason = engine.engine_id, death.reason

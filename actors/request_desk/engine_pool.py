@@ -61,6 +61,8 @@ class PooledEngine(PoolMember):
     """Digests of the adapters that it has loaded."""
     num_computed_tokens: int = 0
     """Over all its incarnations."""
+    awaits_reset: bool = False
+    """It was told to reset its cache, and has not reported that: it does so with its next step."""
 
     @property
     def is_given_up(self) -> bool:
@@ -75,11 +77,24 @@ class PooledEngine(PoolMember):
     def note(self, report: StepReport) -> None:
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.num_computed_tokens += sum(report.span_ends) - sum(report.span_starts)
+        if report.is_cleared and report.number > 1:  # the first one tells what a cache has that was kept
+            self.awaits_reset = False
         self.num_used_blocks = self.num_blocks - report.num_free_blocks - report.num_pinned_blocks
+
+    def repeat_reset(self) -> None:
+        """Have its next incarnation reset its cache if this one may not have done so: a cache may outlive it."""
+        if self.awaits_reset:
+            self.awaits_reset = False
+            self.queue.post(ResetPrefixCache())
 
     def note_gone(self) -> None:
         """Note that its process no longer holds anything."""
         self.num_running = self.num_waiting = self.num_used_blocks = 0
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether anything is queued for it that it could still take."""
+        return len(self.queue) > 0 and not self.is_given_up
 
     @property
     def is_wanted(self) -> bool:

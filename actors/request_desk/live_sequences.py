@@ -199,12 +199,12 @@ class LiveSequences:
         messages = await engine.queue.receive_all()
         numerics, address = ("", "") if engine.ready is None else (engine.ready.numerics, engine.ready.peer_address)
         held_at = FormerEngine(Peer(engine.engine_id, address), incarnation) if address else None
-        resumed: dict[str, bool] = {}
-        wanted: list[EngineMessage] = []
+        resumed, wanted = dict[str, bool](), list[EngineMessage]()
         for message in messages:
             if isinstance(message, LookUp) and not self.lookups.take(message, engine.engine_id):
                 continue
             wanted.append(message)
+            engine.awaits_reset |= isinstance(message, ResetPrefixCache)
             if isinstance(message, Submit) and (live := self._live.get(message.sequence_id)) is not None:
                 self._free_slot(live)
                 if message.is_resumed and not live.leaves_as_planned:
@@ -232,8 +232,8 @@ class LiveSequences:
     # ------------------------------------------------------------ engines that are to end
 
     async def until_idle(self, engine: PooledEngine) -> None:
-        """Wait until an engine holds nothing, and nothing is queued for it."""
-        while len(engine.queue) or any(live.engine_id == engine.engine_id for live in self._live.values()):
+        """Wait until an engine holds nothing, and nothing is queued for it that it could still take."""
+        while engine.has_queued or any(live.engine_id == engine.engine_id for live in self._live.values()):
             await self._released.wait()
 
     async def until_moved(self, engine: PooledEngine) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
+from quipu.actors.messages.scheduler import ResetPrefixCache
 from quipu.actors.router.key_index import DIGEST_BYTES
 from tests.fake_oracle import continuation
 from tests.prompts import prompt_of
@@ -88,3 +91,33 @@ async def test_cache_is_kept(autojump_clock: trio.abc.Clock) -> None:
         answer = await client.ask(prompt_of(4 * BLOCK + 1))
         assert answer.record.cached_tokens == 4 * BLOCK and not answer.record.disputed
         await settle(client)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_reset_on_its_way(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
+    """A reset that was on its way when the connection was cut is made once the engine is back, and no other is."""
+    async with small_runtime(make_host=RejoiningHost) as client:
+        await client.ask(prompt_of(4 * BLOCK + 1))
+        kept = host_of(client).kept
+        assert kept is not None
+        with monkeypatch.context() as cut_off:
+            receive = kept.receive
+
+            async def receive_others(message: Any) -> None:
+                if not isinstance(message, ResetPrefixCache):
+                    await receive(message)
+
+            if is_lost:
+                cut_off.setattr(kept, "receive", receive_others)
+            client.runtime.desk.reset_prefix_cache()
+            await trio.sleep(0.1)
+            before = await client.ask(prompt_of(4 * BLOCK + 1))
+            assert before.record.cached_tokens == (4 * BLOCK if is_lost else 0)
+            host_of(client).cut()
+            await trio.sleep(0.001)
+        await trio.sleep(1)
+        assert client.runtime.desk.health().incarnation == 2
+        after = await client.ask(prompt_of(4 * BLOCK + 1))
+        assert after.record.cached_tokens == (0 if is_lost else 4 * BLOCK) and not after.record.disputed
+        await settle(client)
+        assert_router_knows(client)
