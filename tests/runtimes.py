@@ -30,7 +30,7 @@ from quipu.actors.detokenizer.actor import Detokenizer
 from quipu.actors.detokenizer.decoder import Decoder
 from quipu.actors.detokenizer.output_format import choose_format
 from quipu.actors.engine.engine import Engine, LoopHost, loop_hosts
-from quipu.actors.engine.executor.loading import load_executor
+from quipu.actors.engine.executor import loading
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.handler import Closed, Delta, ScoredDelta, Started
 from quipu.actors.messages.outcomes import RequestError
@@ -294,6 +294,14 @@ async def open_with_kept_vocabulary(*arguments: Any, **options: Any) -> AsyncIte
         yield runtime
 
 
+def load_with_kept_vocabulary(config: EngineConfig) -> Executor:
+    """Load an executor; the files of the tiny and of the demo model are read only once for all engines."""
+    if config.model_path not in KEPT:
+        return loading.load_executor(config)
+    with mock.patch.object(loading, "load_library", kept_library):
+        return loading.load_executor(config)
+
+
 @asynccontextmanager
 async def small_runtime(
     dials: Dials | None = None,
@@ -317,7 +325,7 @@ async def small_runtime(
     seen = SeenRecords() if journal is None else None
 
     def load(engine: EngineConfig) -> Executor:
-        executor = load_executor(engine)
+        executor = load_with_kept_vocabulary(engine)
         assert isinstance(executor.backend, FakeBackend)
         dials.most_tokens = max(dials.most_tokens, engine.fake_most_tokens)
         executor.backend.dials = dials

@@ -14,7 +14,6 @@ import trio.testing
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import LoopHost, loop_hosts
 from quipu.actors.engine.executor.launched_step import LaunchedStep
-from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.messages.executor import StepPlan
 from quipu.actors.messages.grammar import GrammarSpec
@@ -27,7 +26,7 @@ from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.kernels.batch import Drawn, StepBatch
 from quipu.kernels.fake import Dials, FakeBackend
 from tests.grammars import EOS
-from tests.runtimes import Client, open_with_kept_vocabulary, runtime_config, serving_info
+from tests.runtimes import Client, load_with_kept_vocabulary, open_with_kept_vocabulary, runtime_config, serving_info
 
 
 def fed_by(plan: StepPlan, known: dict[int, list[int]]) -> Iterator[int]:
@@ -58,7 +57,7 @@ class Deaths:
         raise SystemError("segmentation fault")
 
     def load(self, config: EngineConfig) -> Executor:
-        executor = load_executor(config)
+        executor = load_with_kept_vocabulary(config)
         if isinstance(executor.backend, FakeBackend):
             executor.backend.dials.applies_rules = self.applies_rules
         launch, finish = executor.launch, executor.finish

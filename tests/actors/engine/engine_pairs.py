@@ -12,7 +12,6 @@ import trio
 from quipu.actors.channel import Channel
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.engine.engine import Engine, EngineNews
-from quipu.actors.engine.executor.loading import load_executor
 from quipu.actors.engine.peers.peer_link import LoopNetwork, PeerNetwork
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.peers import Fetch, Peer
@@ -20,6 +19,7 @@ from quipu.actors.messages.sampling import SamplingParams
 from quipu.actors.messages.scheduler import Submit
 from quipu.actors.shared.block_keys import chain_keys
 from tests.actors.engine.block_manager.block_checks import check_manager
+from tests.runtimes import load_with_kept_vocabulary
 from tests.tiny import BLOCK, TINY
 
 ROOT = bytes(32)
@@ -145,7 +145,7 @@ async def open_sides(
     """Run engines until the block is left; then check them."""
     network = LoopNetwork() if network is None else network
     configs = [pair_config()] * count if configs is None else configs
-    sides = [Side(Engine(config, load_executor(config), network), at) for at, config in enumerate(configs)]
+    sides = [Side(Engine(config, load_with_kept_vocabulary(config), network), at) for at, config in enumerate(configs)]
     async with trio.open_nursery() as nursery:
         for side in sides:
             nursery.start_soon(side.run)
