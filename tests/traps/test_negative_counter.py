@@ -18,7 +18,7 @@ from tests.traps.wire import SHARED, TIGHT, run_preempted_requests, samples, set
 async def test_counters_never_decrease(autojump_clock: trio.abc.Clock) -> None:
     """A request is readmitted with more cached tokens than its prompt has: no counter decreases, and it is served."""
     async with small_runtime(**TIGHT) as client:
-        result = await run_preempted_requests(client)
+        result = await run_preempted_requests(client, watches_counters=True)
         await settle(client)
         again = await client.ask([*SHARED, 300], max_tokens=1)
         history = [*result.counters, samples(client)]

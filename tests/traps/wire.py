@@ -78,10 +78,10 @@ class PreemptedRun:
     answers: list[Answer]
     num_tokens: int
     counters: list[dict[str, float]]
-    """The samples of /metrics before, at every hundredth of a second, and after."""
+    """The samples of /metrics before and after; if asked for, also at every hundredth of a second between."""
 
 
-async def run_preempted_requests(client: Client) -> PreemptedRun:
+async def run_preempted_requests(client: Client, *, watches_counters: bool = False) -> PreemptedRun:
     """Run three requests that begin with two cached blocks and together outgrow a `TIGHT` runtime.
 
     The first is spared; the others are preempted, one of them several times. When they are admitted again they find at
@@ -104,7 +104,8 @@ async def run_preempted_requests(client: Client) -> PreemptedRun:
             await trio.sleep(0.01)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
+        if watches_counters:
+            nursery.start_soon(watch)
         for index in range(3):
             nursery.start_soon(one, index)
     counters.append(samples(client))
