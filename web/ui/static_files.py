@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -59,8 +60,12 @@ class StaticFile:
     """Of the content, without the quotes."""
 
 
-def read_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
-    """Return every file below `folder` by its relative path. Raises KeyError for a suffix without a content type."""
+@cache
+def read_files(folder: Path = FOLDER) -> Mapping[str, StaticFile]:
+    """Return every file below `folder` by its relative path, as it was when this was first called.
+
+    Raises KeyError for a suffix without a content type.
+    """
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
