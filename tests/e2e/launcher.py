@@ -39,6 +39,7 @@ from tests.e2e.spare_processes import (
     descriptors_of,
     keep_spares,
     load,
+    load_transformers,
     request_of,
     run_command,
 )
@@ -198,6 +199,8 @@ def run_launcher(link: socket.socket) -> Callable[[], int]:
         if not data:
             os._exit(0)
         request = json.loads(data)
+        if "transformers" in request.get("arguments", ()):
+            load_transformers()
         if "reap" in request:
             _, status = os.waitpid(request["reap"], 0)
             answer = os.waitstatus_to_exitcode(status)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import resource
@@ -24,6 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from runpy import run_module
@@ -37,13 +39,16 @@ HELPERS = (
     "quipu.actors.text_workers.chat_worker",
     "quipu.actors.text_workers.encode_worker",
     "quipu.actors.text_workers.grammar_worker",
+    "quipu.actors.text_workers.image_worker",
+    "quipu.web.api.admin.report_worker",
 )
 """Programs that engines and servers start next to themselves."""
 LOADED = ("torch", "quipu.actors.engine.engine_server", "quipu.kernels.cpu.cpu_backend", MODULE, *HELPERS, "tokenizers")
 """What they import; none of it starts a thread."""
-SPARES_OF_SERVER = 6
-"""Two processes that render, one that encodes and one that checks grammars; an engine, and the one that replaces it."""
-SPARES_OF_SEVERAL = 8
+SPARES_OF_SERVER = 7
+"""Two processes that render, one that encodes, one that checks grammars and one that makes reports or opens images; an
+engine, and the one that replaces it."""
+SPARES_OF_SEVERAL = 9
 """Likewise for two engines."""
 SPARES_OF_ENGINE = 1
 """The process that follows grammars."""
@@ -68,6 +73,17 @@ def load() -> dict[str, str]:
     for module in LOADED:
         import_module(module)
     return _read_at_load(os.environ)
+
+
+@cache
+def load_transformers() -> None:
+    """Load what engines with that executor need, two seconds of processor time for each; none of it starts a thread."""
+    import_module("quipu.kernels.transformers_runner.transformers_settings").settle_environment()
+    library = import_module("transformers")
+    for name in ("AutoConfig", "AutoModelForCausalLM", "AutoModelForImageTextToText"):
+        getattr(library, name)
+    gc.collect()
+    gc.freeze()
 
 
 def keep_spares(environment: dict[str, str], number: int) -> None:
@@ -109,19 +125,24 @@ def _read_at_load(environment: Any) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(READ_AT_LOAD)}
 
 
-def _can_fork(args: Sequence[str], options: dict[str, Any], loaded: dict[str, str]) -> bool:
-    """Return whether a spare can run a command: a helper's; an engine's if torch is as it would be there, or unused."""
-    if len("\0".join(map(str, args))) >= len(ROOM):
-        return False
+def is_of_a_server(args: Sequence[str]) -> bool:
+    """Return whether a command is a helper's, or that of an engine which needs nothing of its own."""
     if args[: len(HELPER_COMMAND)] == HELPER_COMMAND:
         return args[-1].endswith(HELPER_ENDS)
     if args[: len(ENGINE_COMMAND)] != ENGINE_COMMAND or args[len(ENGINE_COMMAND)] not in ENGINES:
         return False
-    executor = json.loads(args[-1])["executor"]
-    if executor == "fake":
+    # vLLM looks at what every module holds, which raises for those of a web server
+    return bool(json.loads(args[-1])["executor"] != "vllm")
+
+
+def _can_fork(args: Sequence[str], options: dict[str, Any], loaded: dict[str, str]) -> bool:
+    """Return whether a spare can run a command: a helper's; an engine's if torch is as it would be there, or unused."""
+    if len("\0".join(map(str, args))) >= len(ROOM):
+        return False
+    if not is_of_a_server(args):
+        return False
+    if args[: len(HELPER_COMMAND)] == HELPER_COMMAND or json.loads(args[-1])["executor"] == "fake":
         return True
-    if executor == "vllm":
-        return False  # it looks at what every module holds, which raises for those of a web server
     needed = _read_at_load(options["env"])
     return needed | {THREADS: ""} == loaded | {THREADS: ""} and (THREADS in needed or THREADS not in loaded)
 

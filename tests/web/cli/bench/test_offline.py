@@ -14,10 +14,18 @@ from quipu.web.cli.bench.offline import describe_throughput, summarize_latencies
 from quipu.web.cli.bench.offline_arguments import parse_offline
 from quipu.web.cli.cli import main as quipu
 from quipu.web.telemetry import logs
+from tests.forked_children import forked_children
 
-pytestmark = pytest.mark.timeout(600)  # each command starts an engine
+pytestmark = pytest.mark.timeout(600)  # each command has an engine
 
 FAKE = ("--executor", "fake", "--fake-step-seconds", "0", "--disable-tqdm")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines() -> Iterator[None]:
+    """Have engines and what they need forked by the launcher."""
+    with forked_children():
+        yield
 
 
 @pytest.fixture(autouse=True)
