@@ -34,6 +34,7 @@ from .attempts import (
     MAX_ATTEMPTS,
     MAX_ERROR_BYTES,
     OK,
+    TOO_MANY,
     Failed,
     check_head,
     failure_of_status,
@@ -241,4 +242,5 @@ class Upstreams:
         refusal = refusal_of(response.status, response.headers, body)
         passing.outlet.refuse(refusal)
         message = f"The upstream server refused it with status {refusal.status}."
-        self._accountant.post(Refused(passing.forward.request_id, RequestError(ErrorKind.INVALID, message)))
+        kind = ErrorKind.OVERLOADED if refusal.status == TOO_MANY else ErrorKind.INVALID
+        self._accountant.post(Refused(passing.forward.request_id, RequestError(kind, message)))

@@ -20,7 +20,7 @@ MAX_ERROR_BYTES = 64 * 1024
 """Maximum size of an error's body."""
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
-OK, UNAUTHORIZED, FORBIDDEN, UNAVAILABLE = 200, 401, 403, 503
+OK, UNAUTHORIZED, FORBIDDEN, TOO_MANY, UNAVAILABLE = 200, 401, 403, 429, 503
 _PLAIN = re.compile(r"[\x20-\x7e]{1,256}")
 """Values of headers that are forwarded."""
 _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from quipu.web.batches.batch_service import BatchService
 from quipu.web.batches.batch_store import BatchStore
 from quipu.web.batches.batch_values import BatchLimits
 from tests.runtimes import Client
-from tests.upstreams import Answering, Asked, hello, open_fake
+from tests.upstreams import Answering, Asked, Served, hello, open_fake
 from tests.web.batches.batch_bench import Bench, Clock, batch_server, jsonl
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
@@ -50,24 +51,60 @@ async def refuses_some(asked: Asked, answering: Answering) -> None:
         await hello(asked, answering)
 
 
-async def test_lines_for_an_upstream(tmp_path: Path) -> None:
-    """A line whose model another server has is passed on once, with that server's answer and counts as its result."""
+@asynccontextmanager
+async def batches_of(served: Served, folder: Path) -> AsyncIterator[Bench]:
+    """Run batches of a server that has nothing but upstreams."""
 
     async def find_recorded(_: Sequence[str]) -> Collection[str]:
         return ()
 
+    store = BatchStore(folder)
+    service = BatchService(store, BatchLimits(), find_recorded)
+    app = make_app(served.front.desk, batches=service)
+    async with service.serving(app):
+        yield Bench(folder, served.journal, service, app, cast(Client, None), Clock())
+    store.close()
+
+
+async def test_odd_answers_of_an_upstream(tmp_path: Path) -> None:
+    """Whatever an upstream answers, a line's result is a line of JSON, and other lines are answered; a line that it has
+    no time for is sent again."""
+    usage = b'"usage":{"prompt_tokens":3,"completion_tokens":1}'
+    whole = b'{\n"choices":[\r\n{"index":0,"finish_reason":"stop","message":{"content":"\xff"}}],\n' + usage + b"}\n"
+    odd = {"html": (b"<p>\nNo.</p>", 400), "cut": (b'{"error":\n{"message', 422), "bytes": (whole, 200)}
+    num_busy = 2
+
+    async def answer(asked: Asked, answering: Answering) -> None:
+        nonlocal num_busy
+        text = asked.fields["messages"][0]["content"]
+        if text == "busy" and num_busy:
+            num_busy -= 1
+            await answering.whole(b"{}", 429)
+        elif text in odd:
+            await answering.whole(*odd[text])
+        else:
+            await hello(asked, answering)
+
+    async with open_fake(answer) as (served, _), batches_of(served, tmp_path) as bench:
+        lines = [line(text, CHAT, model="far", messages=[{"role": "user", "content": text}]) for text in (*odd, "busy")]
+        done = await bench.ended((await bench.start(jsonl(lines), endpoint=CHAT))["id"])
+        results = {one["custom_id"]: one["response"] for one in await bench.results(done)}
+    statuses = {name: result["status_code"] for name, result in results.items()}
+    assert statuses == {"html": 400, "cut": 422, "bytes": 200, "busy": 200} and not num_busy
+    assert results["html"]["body"]["error"]["message"] == "<p>\nNo.</p>"
+    assert results["bytes"]["body"]["choices"][0]["message"]["content"] == "\ufffd"
+
+
+async def test_lines_for_an_upstream(tmp_path: Path) -> None:
+    """A line whose model another server has is passed on once, with that server's answer and counts as its result."""
+
     async with open_fake(refuses_some) as (served, (upstream,)):
-        store = BatchStore(tmp_path)
-        service = BatchService(store, BatchLimits(), find_recorded)
-        app = make_app(served.front.desk, batches=service)
-        async with service.serving(app):
-            bench = Bench(tmp_path, served.journal, service, app, cast(Client, None), Clock())
+        async with batches_of(served, tmp_path) as bench:
             texts = ["hello", "refused", "hello again"]
             lines = [line(text, CHAT, model="far", messages=[{"role": "user", "content": text}]) for text in texts]
             lines.append(line("nowhere", CHAT, model="none", messages=[]))
             done = await bench.ended((await bench.start(jsonl(lines), endpoint=CHAT))["id"])
             results = {one["custom_id"]: one["response"] for one in await bench.results(done)}
-        store.close()
     assert done["request_counts"] == {"total": 4, "completed": 2, "failed": 2}
     assert sorted(asked.fields["messages"][0]["content"] for asked in upstream.asked) == sorted(texts)
     assert {name: answer["status_code"] for name, answer in results.items()} == {

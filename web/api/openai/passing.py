@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 import attrs
+import orjson
 import trio
 from quart import Response
 
@@ -148,6 +149,16 @@ def refused(refusal: UpstreamRefusal) -> Response:
     return response
 
 
+def _json_of(refusal: UpstreamRefusal) -> bytes:
+    """Return a refusal's body where nothing but JSON can stand: as it came, or else as an error's message."""
+    try:
+        orjson.loads(refusal.body)
+    except orjson.JSONDecodeError:
+        said = refusal.body.decode("utf-8", "replace")
+        return APIError(refusal.status, said, "invalid_request_error", code="upstream_refused").body()
+    return refusal.body
+
+
 class PassedOn(StreamWriter):
     """Takes an upstream's answer and, at the end, the request's record. Implements `ForwardOutlet`."""
 
@@ -195,9 +206,9 @@ class PassedOn(StreamWriter):
     def render(self, closed: Closed) -> RenderedAnswer:
         """Make the answer of a line of a batch."""
         if self.refusal is not None:
-            return RenderedAnswer(self.refusal.status, iter([self.refusal.body]))
+            return RenderedAnswer(self.refusal.status, iter([_json_of(self.refusal)]))
         raise_error_of(closed)
-        return RenderedAnswer(HTTPStatus.OK, iter([self.last]))
+        return RenderedAnswer(HTTPStatus.OK, iter([self.last.decode("utf-8", "replace").encode()]))
 
     def _consume_one(self, event: OutletEvent) -> None:
         if not isinstance(event, Closed):
