@@ -56,12 +56,10 @@ from .options import AppOptions
 from .request.error_handlers import install_error_handlers
 from .request.errors import respond, unavailable
 from .request.request_context import current_request_context, install_request_contexts
+from .telemetry.answer_counts import PROBES, AnswerCounts
 from .telemetry.logs import frames_of
 from .telemetry.tracing import Tracer
 from .ui.routes import install_root, install_ui
-
-PROBES = frozenset({"/health", "/ready", "/metrics"})
-"""Routes that are served even on connections beyond the limit."""
 
 
 class QuipuApp(QuartTrio):
@@ -74,6 +72,7 @@ class QuipuApp(QuartTrio):
     def __init__(self, bodies: BodyBudget) -> None:
         super().__init__("quipu", static_folder=None)
         self.bodies = bodies
+        self.answers = AnswerCounts()
 
     def log_exception(
         self, exception_info: tuple[type, BaseException, TracebackType] | tuple[None, None, None]
@@ -109,7 +108,7 @@ def make_app(
         BODY_TIMEOUT=options.body_timeout_s,
         MAX_CONTENT_LENGTH=options.max_body_bytes,
     )
-    install_request_contexts(app, desk, tracer or Tracer())
+    install_request_contexts(app, desk, tracer or Tracer(), app.answers)
     install_reserved_connections(app)
     install_browser_rules(app, options.browsers)
     # Authentication comes before every hook that reads or opens something.

@@ -49,7 +49,7 @@ from ..batches.store_database import BatchStoreError
 from ..http.connection_table import default_max_connections, raise_file_limit
 from ..http.server import Address, ServerConfig, serve
 from ..options import AppOptions
-from ..telemetry import logs
+from ..telemetry import answer_counts, logs
 from ..telemetry.loop_watch import watch_loop
 from ..telemetry.metric_names import VLLM_NAMES
 from ..telemetry.tracing import Tracer
@@ -204,7 +204,7 @@ async def run_server(
             split(config, info, ledger.journal) as runtime,
         ):
             export_metrics(runtime.metrics.registry, ledger, tracer, store, log_writer)
-            ledger.counters = lambda: parse_metrics(runtime.metrics.render().decode())
+            ledger.counters = lambda: _kept_counters(runtime.metrics.render().decode())
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
             batches = make_batches(arguments, usage)
@@ -212,6 +212,7 @@ async def run_server(
             whole_app = make_app(
                 runtime.desk, options, keys, tracer, usage=usage, prices=prices, store=store, batches=batches
             )
+            runtime.metrics.registry.register(whole_app.answers)
             async with running_batches(batches, whole_app), trio.open_nursery() as serving:
                 app = SelfCheckedApp(whole_app, runtime.desk)
                 drain = partial(_drain, runtime.desk, stopping, arguments.shutdown_timeout)
@@ -244,6 +245,11 @@ def export_metrics(
     if store is not None:
         registry.register(StoreGauges(store))
     logs.count_in(registry, log_writer)
+
+
+def _kept_counters(metrics: str) -> dict[str, float]:
+    """Return what a ledger keeps of the last metrics: nothing of HTTP, which no record can be compared with."""
+    return {name: value for name, value in parse_metrics(metrics).items() if not name.startswith(answer_counts.NAME)}
 
 
 async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:

@@ -30,6 +30,7 @@ from quipu.actors.request_desk.mailbox import Mailbox
 from ..http.connection import Connection
 from ..http.scope import RequestScope, request_scope
 from ..http.sse import Sink
+from ..telemetry.answer_counts import UNKNOWN, AnswerCounts
 from ..telemetry.tracing import Refusal, TracedRequest, Tracer
 from .batch_line import LineRequest, current_line
 from .principal import Principal
@@ -165,8 +166,8 @@ def note_error(code: str | None, param: str | None) -> None:
         context.error_code, context.error_param = code, param
 
 
-def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None:
-    """Create a context for every request of `app`, and send its ids with every response."""
+def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer, answers: AnswerCounts) -> None:
+    """Create a context for every request of `app`, send its ids with every response, and count that in `answers`."""
 
     @app.before_request
     async def open_context() -> None:
@@ -175,7 +176,7 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None
         ids = {"request_id": request_id} | ({} if client_id is None else {"client_request_id": client_id})
         scope = request_scope()
         # The route, not the path: what a client writes there does not belong in a log.
-        endpoint = request.url_rule.rule if request.url_rule is not None else "unknown"
+        endpoint, method = request.url_rule.rule if request.url_rule is not None else UNKNOWN, request.method
         asgi = cast(dict[str, Any], request.scope)
         connection, server = asgi.get("state", {}).get("connection"), asgi.get("server")
         parent = {name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers}
@@ -192,6 +193,8 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer) -> None
             line=current_line(),
         )
         scope.on_close(context.close)
+        if context.line is None:
+            scope.on_close(lambda: answers.add(endpoint, method, context.status))
         g.request_context = context
 
     @app.after_request
