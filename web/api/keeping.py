@@ -46,7 +46,7 @@ class Keeper(ABC):
 
     @abstractmethod
     async def end(self, transcript: Transcript, closed: Closed) -> None:
-        """Store the answer, or note that it could not be. Never raises."""
+        """Store the answer, or note that it could not be. Raises nothing but what a bug or a lack of memory raises."""
 
     @abstractmethod
     def drop(self) -> None:
@@ -77,5 +77,9 @@ class KeptStream:
         self._keeper.start_soon(self._end, closed)
 
     async def _end(self, closed: Closed) -> None:
-        await self._keeper.end(self._transcript, closed)
-        self._writer.consume([closed])
+        try:
+            await self._keeper.end(self._transcript, closed)
+        except Exception as error:  # out of memory, or a bug: this task is not the request's own
+            self._writer.crash(error)
+        else:
+            self._writer.consume([closed])

@@ -294,6 +294,29 @@ async def test_client_that_leaves_while_it_is_stored(
         assert b"left behind" not in bytes_on_disk(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("path", "maker"), [(PATH, "response_keeper.output_items"), ("/v1/chat/completions", "stored_chats.joined")]
+)
+async def test_no_memory_for_the_answer_to_store(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, maker: str
+) -> None:
+    """A stream whose whole answer finds no memory ends with an error; the store keeps nothing of it, and goes on."""
+    turns = {"input": "too long"} if path == PATH else {"messages": [{"role": "user", "content": "too long"}]}
+    body = {"model": "tiny", "store": True, "stream": True, **turns}
+
+    async def fail(*_: object) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"quipu.web.api.openai.{maker}", fail)
+        async with stored.raw.open("POST", path, body, {"Authorization": "Bearer a"}) as exchange:
+            await exchange.wait_started()
+            assert b"server_error" in await exchange.read()
+    await eventually(lambda: not stored.store.num_leftovers, "it is deleted")
+    assert b"too long" not in bytes_on_disk(tmp_path)
+    assert (await stored.client.responses.create(model="tiny", input="hi")).output_text == "Hello"
+
+
 def breaking(stored: Stored, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Have these methods of the tables fail, as on a full disk."""
 
