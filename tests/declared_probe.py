@@ -25,7 +25,8 @@ from quipu.web.app import make_app
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.settings import resolve_config
 from scripts.declared_tables import fields_tables, sampling_table, settings_table
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "p"},

@@ -22,7 +22,8 @@ from structlog.testing import capture_logs
 
 from quipu.web.api import ignored_fields
 from quipu.web.app import make_app
-from tests.web.fakes import INFO, Client, Exchange, FakeDesk
+from tests.web.asgi_client import Client, Exchange
+from tests.web.fakes import INFO, FakeDesk
 
 Body = dict[str, Any]
 HEADER = "x-quipu-ignored-fields"

@@ -16,7 +16,7 @@ from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.runtimes import open_with_kept_vocabulary, runtime_config, serving_info
 from tests.traps.wire import COMPLETIONS, body, prompt_of
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 
 @attrs.define

@@ -31,7 +31,7 @@ from quipu.web.options import AppOptions
 from tests.kernel_markers import MISSING
 from tests.runtimes import BLOCK, open_with_kept_vocabulary, runtime_config, serving_info
 from tests.traps.wire import COMPLETIONS
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 EXECUTOR = "reference" if MISSING else "cpu"
 NUM_DOCUMENTS = 4

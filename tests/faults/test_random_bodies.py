@@ -37,7 +37,7 @@ from tests.kept_forks import kept_forks
 from tests.remote_engines import FORKED
 from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import over_http, samples, settle
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 BODIES_PER_RUNTIME = 20
 IN_TIME_S = 60.0

@@ -20,7 +20,7 @@ from quipu.web.api.admin.usage_buckets import rfc3339
 from tests.runtimes import Client, engines_apart, small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
 from tests.web.api.admin.usage_books import ANTHROPIC, OPENAI, FolderSource, client_of, get_report
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 REQUEST: Final = body(prompt_of(50))
 KEY: Final = {"Idempotency-Key": "8e03978e"}

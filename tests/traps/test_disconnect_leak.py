@@ -13,7 +13,7 @@ import trio.testing
 from quipu.web.app import make_app
 from tests.runtimes import small_runtime
 from tests.traps.wire import COMPLETIONS, STREAMED, body, prompt_of, samples, settle
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 
 @pytest.mark.parametrize("moment", ["before the first event", "before the body begins", "in the body"])

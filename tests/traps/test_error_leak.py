@@ -13,7 +13,7 @@ import trio
 from quipu.kernels.fake import Dials
 from tests.runtimes import MAX_MODEL_LEN, small_runtime
 from tests.traps.wire import CHAT, COMPLETIONS, body, over_http, prompt_of, samples, settle
-from tests.web.fakes import parse_events
+from tests.web.asgi_client import parse_events
 
 POISON = 299
 CASES: list[Any] = [

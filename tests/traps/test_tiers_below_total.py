@@ -19,7 +19,7 @@ from tests.runtimes import BLOCK, engines_apart, full_blocks, small_runtime
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.lower_tier import ASKED, TIER, tiers_of
 from tests.traps.wire import COMPLETIONS, STREAMED, body, over_http, prompt_of, samples, settle
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 from tests.web.fakes import FakeDesk, hello, record, scripted
 
 

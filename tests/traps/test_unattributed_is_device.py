@@ -18,7 +18,8 @@ from tests.runtimes import full_blocks, small_runtime
 from tests.scripted_engine import Admit, Compute, ScriptedEntry, Token, scripted_runtime, settle_scripted, tokens
 from tests.traps.lower_tier import tiers_of
 from tests.traps.wire import COMPLETIONS, body, over_http, prompt_of, samples, settle
-from tests.web.fakes import Client, FakeDesk, hello, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk, hello, record, scripted
 
 
 @pytest.mark.parametrize(

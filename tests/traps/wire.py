@@ -17,7 +17,7 @@ from quipu.web.options import AppOptions
 from tests.pair_books import check_counters
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, Answer, Client, assert_nothing_routed
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,8 @@ from quipu.actors.messages.output import OutputFormat
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.actors.messages.tokenizer import Encode
 from quipu.web.app import make_app
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, FakeDesk
 
 IGNORED = "x-quipu-ignored-fields"
 THINKING = OutputFormat(

@@ -15,7 +15,8 @@ from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from tests.openai_httpx import httpx
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 
 @attrs.frozen

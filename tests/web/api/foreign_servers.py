@@ -12,7 +12,8 @@ from quipu.web.app import make_app
 from tests.journals import KeptJournal
 from tests.runtimes import small_runtime
 from tests.traps.wire import over_http
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 LETTER_A = 67
 """The token that is drawn."""

@@ -10,7 +10,8 @@ from quipu.web.api.generation import MAX_AFFINITY_CHARS, affinity_of
 from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 MESSAGES = [{"role": "user", "content": "x"}]
 OPENAI: dict[str, dict[str, Any]] = {

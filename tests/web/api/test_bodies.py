@@ -18,8 +18,9 @@ from quipu.web.auth.key_file import KeyEntry
 from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
 from quipu.web.request.errors import APIError
+from tests.web.asgi_client import Client, Exchange
 from tests.web.auth.test_auth import A, B, entry
-from tests.web.fakes import Client, Exchange, FakeDesk, failure, scripted
+from tests.web.fakes import FakeDesk, failure, scripted
 from tests.web.http.live import PATIENCE_S
 
 KIBIBYTE = 1024

@@ -8,8 +8,9 @@ import attrs
 import pytest
 
 from quipu.web.app import make_app
+from tests.web.asgi_client import Client
 from tests.web.asked import ask
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.fakes import INFO, FakeDesk
 
 QUESTION = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

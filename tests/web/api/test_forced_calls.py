@@ -16,8 +16,9 @@ from quipu.web.api.output_grammar import MAX_GRAMMAR_CHARS, MAX_GRAMMAR_DEPTH
 from quipu.web.app import make_app
 from tests.byte_vocabulary import ByteVocabulary
 from tests.call_grammars import TOKENS, family
+from tests.web.asgi_client import Client
 from tests.web.asked import PLAIN, Asked, ask
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.fakes import INFO, FakeDesk
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 PATHS = (CHAT, RESPONSES, MESSAGES)

@@ -15,8 +15,9 @@ from quipu.web.app import make_app
 from quipu.web.request.errors import APIError
 from quipu.web.request.request_context import IGNORED_FIELDS_HEADER
 from tests.web.api.peer_schemas import CHAT, COMPLETIONS, PEER_FIELDS, RESPONSES
+from tests.web.asgi_client import Client
 from tests.web.asked import THINKING
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.fakes import INFO, FakeDesk
 
 MESSAGES = "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {

@@ -16,8 +16,9 @@ from quipu.web.api.fields import Fields
 from quipu.web.api.ignored_fields import AND_MORE, MAX_HEADER_BYTES, MAX_NAMES, ignored_fields
 from quipu.web.app import make_app
 from quipu.web.request.request_context import IGNORED_FIELDS_HEADER
+from tests.web.asgi_client import Client
 from tests.web.asked import THINKING
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.fakes import INFO, FakeDesk
 
 NAME = IGNORED_FIELDS_HEADER.lower()
 MARK = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}

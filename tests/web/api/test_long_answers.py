@@ -36,7 +36,8 @@ from quipu.web.http import turns
 from quipu.web.http.sse import Sink
 from quipu.web.options import AppOptions
 from quipu.web.request.tally import Tally
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, columns, record, scripted
 from tests.web.outputs import script as script_of
 from tests.web.replies import reply_to, whole_pieces
 

@@ -11,7 +11,8 @@ from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.api import pace
 from quipu.web.api.json_structure import MAX_CHAT_VALUES
 from quipu.web.app import make_app
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 MODEL = "org/tiny"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

@@ -12,7 +12,8 @@ from quipu.web.auth.key_file import KeyEntry, hash_key, read_key_file
 from quipu.web.auth.keys import KeyStore
 from quipu.web.cli.cli import main
 from quipu.web.options import AppOptions
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 ALLOWED, PLAIN, ADMIN = "sk-allowed", "sk-plain", "sk-admin"
 MESSAGES = [{"role": "user", "content": "x"}]

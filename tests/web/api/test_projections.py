@@ -28,8 +28,8 @@ from tests.fake_oracle import continuation
 from tests.journals import KeptJournal
 from tests.runtimes import BLOCK, Client, small_runtime, text_of
 from tests.traps.wire import samples
-from tests.web.fakes import Client as HttpClient
-from tests.web.fakes import Exchange
+from tests.web.asgi_client import Client as HttpClient
+from tests.web.asgi_client import Exchange
 from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface, prompt_ids
 from tests.web.telemetry.spans import KeepingTracer
 

@@ -9,7 +9,8 @@ import pytest
 from quipu.actors.messages.sampling import LogitRules
 from quipu.actors.messages.tokenizer import Encode
 from quipu.web.app import make_app
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 PROMPTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "p"},

@@ -10,7 +10,8 @@ import pytest
 from quipu.actors.messages.handler import Closed, Delta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import make_app
-from tests.web.fakes import Client, FakeDesk, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk, record, scripted
 
 TEXT = "a\x85b\u2028c\u2029d"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}

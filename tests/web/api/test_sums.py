@@ -29,8 +29,8 @@ from quipu.web.options import AppOptions
 from tests.journals import KeptJournal
 from tests.runtimes import BLOCK, small_runtime
 from tests.traps.wire import samples
-from tests.web.fakes import Client as HttpClient
-from tests.web.fakes import Exchange
+from tests.web.asgi_client import Client as HttpClient
+from tests.web.asgi_client import Exchange
 from tests.web.surfaces import SURFACES, Numbers, ResponseUsage, Surface
 from tests.web.telemetry.spans import KeepingTracer
 

@@ -21,7 +21,8 @@ from quipu.web.auth.keys import KeyStore
 from quipu.web.http.server import serve
 from tests.openai_httpx import httpx
 from tests.runtimes import BLOCK, small_runtime
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 from tests.web.http.live import PATIENCE_S, UNHURRIED
 
 PATH = "/v1/completions"

@@ -16,7 +16,8 @@ from quipu.web.auth.keys import KeyStore
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.serve import browser_rules
 from quipu.web.options import AppOptions
-from tests.web.fakes import Client, Exchange, FakeDesk
+from tests.web.asgi_client import Client, Exchange
+from tests.web.fakes import FakeDesk
 
 SITE = "https://site.example"
 PATH = "/v1/completions"

@@ -14,7 +14,8 @@ from quipu.web.cli import serve as serve_command
 from quipu.web.cli.cli import make_parser
 from quipu.web.cli.keys import key_store
 from quipu.web.options import AppOptions
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 ADMIN = [
     ("POST", "/reset_prefix_cache"),

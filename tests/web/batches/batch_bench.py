@@ -27,7 +27,7 @@ from quipu.web.batches.batch_values import BatchLimits
 from quipu.web.options import AppOptions
 from tests.journals import KeptJournal
 from tests.runtimes import Client, eventually, small_runtime
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 COMPLETIONS = "/v1/completions"
 BOUNDARY = "knots"

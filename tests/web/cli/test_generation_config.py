@@ -17,7 +17,8 @@ from quipu.web.cli.cli import make_parser
 from quipu.web.cli.generation_config import read_sampling_defaults
 from quipu.web.cli.settings import resolve_config
 from tests.tiny import TINY
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, FakeDesk
 
 SUGGESTED = {
     "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05,

@@ -14,7 +14,8 @@ from quipu.actors.messages.outcomes import FinishReason
 from quipu.web.app import QuipuApp, make_app
 from quipu.web.http.unread_limit import UnreadLimit, unread_limit_of_run
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, Client, Exchange, FakeDesk, record, scripted
+from tests.web.asgi_client import Client, Exchange
+from tests.web.fakes import STARTED, FakeDesk, record, scripted
 
 STREAM = {"model": "tiny", "prompt": "x", "stream": True}
 LIMIT = 20_000

@@ -9,7 +9,8 @@ import pytest
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from quipu.web.request.errors import MAX_QUOTED, quoted
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 VERSION = {"anthropic-version": "2023-06-01"}
 MESSAGES = [{"role": "user", "content": "x"}]

@@ -12,7 +12,8 @@ from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
 from quipu.web.request.errors import no_model
-from tests.web.fakes import Client, Exchange, FakeDesk
+from tests.web.asgi_client import Client, Exchange
+from tests.web.fakes import FakeDesk
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 KEYS = KeyStore([KeyEntry(id="k", name="k", tenant="t", sha256=hash_key("sk-1"))])

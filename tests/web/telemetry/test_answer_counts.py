@@ -8,7 +8,8 @@ from quipu.web.app import QuipuApp, make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from quipu.web.telemetry.answer_counts import AnswerCounts
-from tests.web.fakes import Client, FakeDesk, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk, scripted
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}

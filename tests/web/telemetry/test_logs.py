@@ -19,7 +19,8 @@ from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.openai.test_openai_bad_input import CASES
 from tests.web.api.openai.test_openai_bad_input import body as with_fields
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, failure, hello, record, scripted
 
 PATH = "/v1/completions"
 MARK = "xyzzy"

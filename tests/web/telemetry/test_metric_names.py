@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quipu.web.telemetry.metric_names import NAMES
 from tests.runtimes import small_runtime
 from tests.traps.wire import over_http
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 DASHBOARD = [
     "e2e_request_latency_seconds",

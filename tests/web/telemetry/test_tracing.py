@@ -19,8 +19,8 @@ from quipu.actors.messages.outcomes import ErrorKind, Fault, Outcome
 from quipu.web.app import make_app
 from quipu.web.telemetry.tracing import Refusal, TracedRequest
 from quipu.web.telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
+from tests.web.asgi_client import Client as HttpClient
 from tests.web.fakes import STARTED, FakeDesk, failure, record, scripted
-from tests.web.fakes import Client as HttpClient
 from tests.web.surfaces import SURFACES, Surface
 from tests.web.telemetry.spans import KeepingTracer
 

@@ -16,7 +16,8 @@ from quipu.web.auth.keys import KeyStore
 from quipu.web.options import AppOptions
 from quipu.web.ui.static_files import FOLDER, read_files
 from tests.web.api.admin.usage_books import BookSource
-from tests.web.fakes import Client, Exchange, FakeDesk
+from tests.web.asgi_client import Client, Exchange
+from tests.web.fakes import FakeDesk
 
 FILES = sorted(read_files())
 KEYS = {"acme": "sk-of-acme", "ops": "sk-of-ops"}

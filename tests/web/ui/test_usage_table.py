@@ -17,7 +17,8 @@ from quipu.web.app import make_app
 from quipu.web.auth.keys import KeyStore
 from quipu.web.ui import table_report
 from tests.web.api.admin.usage_books import DAY, MIDNIGHT, BookSource, record_at
-from tests.web.fakes import Client, Exchange, FakeDesk
+from tests.web.asgi_client import Client, Exchange
+from tests.web.fakes import FakeDesk
 from tests.web.ui.test_page_files import KEYS, keyed
 
 RANGE = {"since": MIDNIGHT, "until": MIDNIGHT + 2 * DAY}

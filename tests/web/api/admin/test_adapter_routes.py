@@ -20,7 +20,8 @@ from tests.actors.engine.adapter_folders import make_folder
 from tests.journals import KeptJournal
 from tests.runtimes import Client as RuntimeClient
 from tests.runtimes import small_runtime
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROMPT = list(range(100, 150))

@@ -8,7 +8,8 @@ from openai.types import Model
 from quipu.actors.messages.supervisor import DraftModelMemory, EngineReady
 from quipu.actors.request_desk.health import EngineState, EngineStatus, State
 from quipu.web.app import make_app
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, FakeDesk
 
 
 async def test_models() -> None:

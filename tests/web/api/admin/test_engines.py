@@ -17,7 +17,8 @@ from quipu.actors.config.runtime_config import MAX_ENGINES
 from quipu.actors.messages.supervisor import EngineReady
 from quipu.actors.request_desk.health import DrainMode, EngineState, EngineStatus
 from quipu.web.app import make_app
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, FakeDesk
 
 PATH = "/v1/admin/engines"
 READY = EngineReady(

@@ -18,7 +18,8 @@ from tests.journals import KeptJournal
 from tests.runtimes import small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.api.openapi.full_apps import ADMIN, TENANT, full_app, keyed
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, FakeDesk
 
 NUM_TOKENS = "generation_tokens_total"
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bench.report_queries import ANTHROPIC, REPORTS, paths
 from quipu.web.app import make_app
 from tests.web.api.admin.usage_books import BookSource, record_at
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 RECORDS = [record_at(36 * number, f"req-{number:024x}", key_id=f"key-{number % 3}") for number in range(40)]
 

@@ -21,7 +21,7 @@ from tests.web.api.admin.usage_books import (
     get_report,
     record_at,
 )
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 START = "2025-06-01T00:00:00Z"
 

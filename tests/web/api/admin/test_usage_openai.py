@@ -23,7 +23,7 @@ from tests.web.api.admin.usage_books import (
     get_report,
     record_at,
 )
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 NEVER_ADMITTED: dict[str, Any] = {
     "outcome": Outcome.CANCELLED,

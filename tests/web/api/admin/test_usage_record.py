@@ -19,7 +19,7 @@ from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from tests.actors.ledger.open_ledgers import opened, write
 from tests.web.api.admin.usage_books import ANTHROPIC, MIDNIGHT, OPENAI, BookSource, FolderSource, client_of, record_at
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 KEYS = {"acme": "sk-of-acme", "b": "sk-of-b", "ops": "sk-of-ops"}
 OTHERS_HAVE_IT = (CacheMiss(MissReason.OTHER_DOMAIN, 48), CacheMiss(MissReason.EVICTED, 16))

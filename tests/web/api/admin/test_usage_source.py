@@ -39,7 +39,7 @@ from tests.web.api.admin.usage_books import (
     multiply,
     record_at,
 )
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 PATIENCE_S = 100.0
 """How long a report may take to be made by a process, which yields to everything else on the machine."""

@@ -29,7 +29,8 @@ from quipu.web.auth.keys import KeyStore
 from quipu.web.request.errors import invalid
 from tests.actors.ledger.ledgers import record_of
 from tests.actors.ledger.open_ledgers import insert_records
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 OPENAI = "/v1/organization/usage/completions"
 EMBEDDINGS = "/v1/organization/usage/embeddings"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.web.fakes import Client, Exchange
+from tests.web.asgi_client import Client, Exchange
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"

@@ -8,7 +8,8 @@ import pytest
 
 from quipu.web.app import make_app
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, text
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}

@@ -15,7 +15,8 @@ from quipu.actors.request_desk.interface import PromptRefused
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, stream, text, total
-from tests.web.fakes import INFO, Client, FakeDesk, failure, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, FakeDesk, failure, record, scripted
 
 STARTED = Started(40, 16, 24, created_5m_tokens=3, created_1h_tokens=5)
 RECORD = record(cached_tokens=16, cache_write_tokens=24, completion_tokens=2)

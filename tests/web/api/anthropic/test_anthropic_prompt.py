@@ -11,7 +11,8 @@ from quipu.actors.messages.tokenizer import Encode
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.anthropic.messages_api import PATH, body, text
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR
 MARK = {"cache_control": {"type": "ephemeral"}}

@@ -15,7 +15,7 @@ from tests.tiny import TINY
 from tests.traps.wire import COMPLETIONS, over_http, samples, settle
 from tests.vocabularies import Vocabulary
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, parse_events, stream, text, total
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 VOCABULARY = Vocabulary(TINY)
 LONG = "A quipu is a ledger of cords, and each of its knots is a number that somebody has counted. "

@@ -11,8 +11,9 @@ import pytest
 from quipu.actors.messages.prompts import CacheTtl, ContentMark, Prompt, ToolMark
 from quipu.web.app import make_app
 from tests.web.api.anthropic.messages_api import COUNT_PATH, PATH, body, text
+from tests.web.asgi_client import Client
 from tests.web.asked import IGNORED, PLAIN, THINKING, Asked, ask, refused
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.fakes import INFO, FakeDesk
 
 SCHEMA = {"type": "object", "properties": {"town": {"type": "string"}}}
 TOOLS = [{"name": "weather", "input_schema": SCHEMA}, {"type": "custom", "name": "time", "input_schema": {}}]

@@ -22,7 +22,8 @@ from quipu.web.app import make_app
 from quipu.web.auth.key_file import KeyEntry, hash_key
 from quipu.web.auth.keys import KeyStore
 from tests.step_reports import report
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 PATH = "/v1/cache/tree"
 KEYS = {"acme": "sk-of-acme", "b": "sk-of-b", "ops": "sk-of-ops"}

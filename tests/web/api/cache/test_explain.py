@@ -40,7 +40,8 @@ from tests.prompts import prompt_of
 from tests.runtimes import Client as RuntimeClient
 from tests.runtimes import small_runtime
 from tests.web.api.admin.usage_books import BookSource, record_at
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 KEYS = {"acme": "sk-of-acme", "b": "sk-of-b", "ops": "sk-of-ops"}
 

@@ -14,8 +14,9 @@ from quipu.actors.messages.prompts import PartSpan
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
+from tests.web.asgi_client import Client
 from tests.web.auth.test_auth import A, B, bearer, closed_app
-from tests.web.fakes import FOUND, Client, FakeDesk
+from tests.web.fakes import FOUND, FakeDesk
 
 PATH = "/v1/cache/lookup"
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

@@ -12,7 +12,7 @@ from tests.journals import KeptJournal
 from tests.runtimes import BLOCK, engines_apart, kill_engine, small_runtime
 from tests.traps.wire import over_http, samples, settle
 from tests.web.api.anthropic.messages_api import parse_events as read_events
-from tests.web.fakes import Client as HttpClient
+from tests.web.asgi_client import Client as HttpClient
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 PREWARM = {"prompt_cache_options": {"prewarm": True}}

@@ -24,7 +24,8 @@ from tests.web.api import foreign_servers
 from tests.web.api.foreign_servers import LETTER_A, serving
 from tests.web.api.openai.test_openai_logprobs import HEL
 from tests.web.api.openapi.full_apps import ADMIN, TENANT, full_app, keyed
-from tests.web.fakes import INFO, STARTED, Client, FakeDesk, failure, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, STARTED, FakeDesk, failure, record, scripted
 
 PATH = "/completion"
 ask, encoded = partial(foreign_servers.ask, PATH), partial(foreign_servers.encoded, PATH)

@@ -8,8 +8,9 @@ import attrs
 
 from quipu.actors.messages.output import OutputFormat
 from quipu.web.app import make_app
+from tests.web.asgi_client import Client
 from tests.web.asked import PLAIN, THINKING
-from tests.web.fakes import INFO, Client, FakeDesk
+from tests.web.fakes import INFO, FakeDesk
 
 REQUIRED = {
     "slug": str, "display_name": str, "supported_reasoning_levels": list, "shell_type": str, "visibility": str,

@@ -18,7 +18,8 @@ from quipu.web.api.openai.responses_input import SUMMARY
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.api.openai.test_openai_client import client_of
-from tests.web.fakes import INFO, STARTED, Client, FakeDesk, failure, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import INFO, STARTED, FakeDesk, failure, record, scripted
 from tests.web.stored import storing
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")

@@ -12,7 +12,8 @@ from quipu.web.api.bodies import FREE_BYTES
 from quipu.web.api.openai import item_references
 from quipu.web.app import make_app
 from tests.runtimes import small_runtime
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 from tests.web.stored import Stored, storing
 
 PATH, COUNT, LOOKUP = "/v1/responses", "/v1/responses/input_tokens", "/v1/cache/lookup"

@@ -11,7 +11,8 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, Client, FakeDesk, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, record, scripted
 
 PATH = "/v1/chat/completions"
 

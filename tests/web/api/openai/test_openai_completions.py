@@ -13,7 +13,8 @@ from quipu.actors.messages.prompts import InfillPrompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import Client, FakeDesk, hello, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk, hello, record, scripted
 
 PATH = "/v1/completions"
 USAGE = {

@@ -15,7 +15,8 @@ from quipu.actors.messages.handler import Closed, Delta, OfPrompt, OutletEvent, 
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scores import LikelyToken, ScoredToken
 from quipu.web.app import make_app
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, columns, record, scripted
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -8,7 +8,8 @@ import pytest
 
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPrompt, ContentMark
 from quipu.web.app import make_app
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SHORT, LONG = CacheTtl.FIVE_MINUTES, CacheTtl.ONE_HOUR

@@ -17,7 +17,8 @@ from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import STARTED, Client, FakeDesk, failure, hello, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, failure, hello, record, scripted
 from tests.web.wires import PATIENCE_S
 
 PATH = "/v1/responses"

@@ -9,7 +9,8 @@ import pytest
 from quipu.actors.messages.prompts import ChatPrompt
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 PATH = "/v1/responses"
 

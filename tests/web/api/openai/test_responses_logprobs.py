@@ -37,7 +37,8 @@ from tests.runtimes import small_runtime
 from tests.traps.wire import over_http
 from tests.web.api.openai.test_openai_logprobs import HALF, HEL, scored, script
 from tests.web.api.openai.test_responses_answer import BROKEN, EVENT, read_events, stream
-from tests.web.fakes import STARTED, Client, FakeDesk, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, record, scripted
 from tests.web.replies import reply_to
 from tests.web.stored import storing
 

@@ -10,7 +10,7 @@ import pytest
 from quipu.kernels.fake import Dials
 from tests.runtimes import small_runtime
 from tests.traps.wire import over_http
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 LETTER, EOS = 67, 2
 PROMPTS = {

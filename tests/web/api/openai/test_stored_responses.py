@@ -21,7 +21,8 @@ from quipu.web.app import make_app
 from tests.actors.response_store.stores import bytes_on_disk
 from tests.runtimes import eventually, small_runtime
 from tests.web.api.openai.test_responses_answer import read_events
-from tests.web.fakes import STARTED, Client, FakeDesk, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, record, scripted
 from tests.web.stored import Stored, storing
 
 PATH = "/v1/responses"

@@ -15,7 +15,7 @@ from tests.runtimes import small_runtime
 from tests.tiny import TINY
 from tests.traps.wire import over_http
 from tests.vocabularies import Vocabulary
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 LIBRARY = Vocabulary(TINY).library.tokenizer
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/v1/chat/completions/render"

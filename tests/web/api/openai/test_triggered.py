@@ -16,7 +16,8 @@ from quipu.web.app import make_app
 from tests.web.api.openai.test_compaction import HISTORY, PATH, TOOL, USAGE, contents, desk_of, messages, refusal
 from tests.web.api.openai.test_openai_client import client_of
 from tests.web.api.openai.test_responses_answer import EVENT, OUR_OWN, read_events
-from tests.web.fakes import STARTED, Client, FakeDesk, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, record, scripted
 from tests.web.stored import storing
 
 TRIGGER = {"type": "compaction_trigger"}

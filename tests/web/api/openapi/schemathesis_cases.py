@@ -42,7 +42,8 @@ from tests.kept_forks import kept_forks
 from tests.runtimes import BLOCK, small_runtime
 from tests.web.api.openapi.full_apps import full_app, idle_batches
 from tests.web.api.openapi.promises import Answer, Promises
-from tests.web.fakes import Client, FakeDesk
+from tests.web.asgi_client import Client
+from tests.web.fakes import FakeDesk
 
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 IN_TIME_S = 60.0

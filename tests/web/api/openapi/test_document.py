@@ -14,7 +14,7 @@ from quipu.web.api.body_table import NAMES
 from quipu.web.api.openapi.document import make_document, path_of
 from quipu.web.auth.auth import OPEN_ROUTES
 from tests.web.api.openapi.full_apps import ADMIN, TENANT, full_app, keyed
-from tests.web.fakes import Client
+from tests.web.asgi_client import Client
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from tests.runtimes import BLOCK
 from tests.web.api import foreign_servers
 from tests.web.api.foreign_servers import LETTER_A, serving
 from tests.web.api.openai.test_openai_logprobs import END, FIRST, HALF, HEL, PROMPT
-from tests.web.fakes import STARTED, Client, FakeDesk, columns, failure, hello, record, scripted
+from tests.web.asgi_client import Client
+from tests.web.fakes import STARTED, FakeDesk, columns, failure, hello, record, scripted
 
 PATH = "/generate"
 ask, encoded = partial(foreign_servers.ask, PATH), partial(foreign_servers.encoded, PATH)
