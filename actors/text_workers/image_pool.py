@@ -64,6 +64,10 @@ class _Process:
         self._process = process
         self._stream = stream
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
     async def decode(self, settings: bytes, data: bytes, num_pixel_bytes: int) -> bytes:
         """Return the answer. Raises OSError or EOFError if the process ends, or sends anything else."""
         await self._stream.send_all(LENGTH.pack(len(settings)) + settings + LENGTH.pack(len(data)))
@@ -179,9 +183,18 @@ class ImagePool:
             job.done.set()
         self._dispatch()
 
+    async def _take_process(self) -> _Process:
+        """Return a process that lives; an idle one may have been killed from outside. Raises OSError, MemoryError."""
+        while self._idle:
+            process = self._idle.pop()
+            if not process.has_ended:
+                return process
+            log.warning("image_worker.lost", exit_code=await process.end(), help="another is started")
+        return _Process(*await start_child(MODULE))
+
     async def _decode(self, image: EncodedImage) -> bytes | Exception:
         try:
-            process = self._idle.pop() if self._idle else _Process(*await start_child(MODULE))
+            process = await self._take_process()
         except (OSError, MemoryError) as error:
             log.error("image_worker.not_started", error=type(error).__name__)
             return WorkerUnavailable()

@@ -17,6 +17,7 @@ from transformers.image_utils import load_image
 
 from quipu.actors.messages.images import EncodedImage, ImageFormat
 from quipu.actors.text_workers import image_pool
+from quipu.actors.text_workers.child_start import start_child
 from quipu.actors.text_workers.image_pool import ImagePool
 from quipu.actors.text_workers.image_worker import LENGTH, ORIENTATION, PIXELS, decode
 from quipu.actors.tokenizer.encoding_errors import ImageRefused
@@ -100,6 +101,28 @@ async def test_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         await nursery.start(pool.run)
         with pytest.raises(ImageRefused, match="takes too long"):
             await pool.read([encoded(Image.effect_noise((3000, 3000), 50), "png")], "tenant")
+        nursery.cancel_scope.cancel()
+
+
+async def test_idle_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed while it had nothing to do refuses no image: another one decodes it."""
+    started: list[trio.Process] = []
+
+    async def start(module: str) -> tuple[trio.Process, trio.SocketStream]:
+        process, stream = await start_child(module)
+        started.append(process)
+        return process, stream
+
+    monkeypatch.setattr(image_pool, "start_child", start)
+    async with trio.open_nursery() as nursery:
+        pool = ImagePool(FORMAT)
+        await nursery.start(pool.run)
+        image = encoded(draw(30, 30), "png")
+        (first,) = await pool.read([image], "tenant")
+        started[0].kill()
+        await started[0].wait()
+        (second,) = await pool.read([image], "tenant")
+        assert second.digest == first.digest and len(started) == 2
         nursery.cancel_scope.cancel()
 
 
