@@ -3,9 +3,9 @@
 Every call runs in a worker thread, one at a time, since there is one connection. A call that takes longer than CALL_S
 is given up; until its thread returns, further calls fail at once, so that a disk that hangs delays nobody for long.
 
-What must always hold: a call that was given up changes nothing; a database that fails ends no task: its callers get
-StoreUnavailable; deleted text is gone from the file and its log by the time that a deletion returns, or at the latest
-RETRY_S after the disk works again.
+What must always hold: a call that was given up changes nothing, unless its commit is what hangs, and then leaves no
+object that nobody will end; a database that fails ends no task: its callers get StoreUnavailable; deleted text is gone
+from the file and its log by the time that a deletion returns, or at the latest RETRY_S after the disk works again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from ..threads import run_in_thread
 from .object_tables import Call, ObjectTables
 from .store_file import NAME, open_file
-from .stored import Kind, StoreError, StoreFull, StoreUnavailable
+from .stored import Kind, NewObject, StoreError, StoreFull, StoreUnavailable
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -115,6 +115,9 @@ class ResponseStore:
             return result
         call.is_abandoned = True
         if call.has_begun:
+            for new in args:
+                if isinstance(new, NewObject):  # stored all the same if its commit is what hangs
+                    self._leftovers[new.object_id] = (new.tenant, new.kind)
             self._stuck = call
             if call.has_ended:  # in between: the thread looks at both in the opposite order
                 self._stuck = None

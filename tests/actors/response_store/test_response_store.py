@@ -19,6 +19,7 @@ from quipu.actors.response_store import response_store
 from quipu.actors.response_store.object_tables import ObjectTables
 from quipu.actors.response_store.response_store import (
     CALL_S,
+    EXPIRE_EVERY_S,
     ResponseStore,
     StoreConfig,
     StoreGauges,
@@ -130,6 +131,43 @@ async def test_slow_disk(tmp_path: Path, mock_clock: trio.testing.MockClock) -> 
             assert await store.call(ObjectTables.begin, new())
     events = [line["event"] for line in lines]
     assert events == ["response_store.unavailable", "response_store.back"]
+
+
+async def test_hanging_commit(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
+    """An object whose commit hangs until it is given up is deleted when the disk works again: nobody will end it."""
+    committing, leave = threading.Event(), threading.Event()
+    opened: list[sqlite3.Connection] = []
+    statements: list[str] = []
+
+    def hang(statement: str) -> None:
+        statements.append(statement)
+        if statement == "COMMIT" and any("INTO objects" in earlier for earlier in statements):
+            committing.set()
+            leave.wait(60)
+
+    def open_kept(path: Path) -> sqlite3.Connection:
+        opened.append(open_file(path))
+        return opened[0]
+
+    async def begin() -> None:
+        with pytest.raises(StoreUnavailable):
+            await store.call(ObjectTables.begin, new(is_open=True))
+
+    with capture_logs():
+        async with open_store(config(tmp_path), open_database=open_kept) as store, trio.open_nursery() as nursery:
+            opened[0].set_trace_callback(hang)
+            nursery.start_soon(begin)
+            await trio.to_thread.run_sync(committing.wait)
+            mock_clock.jump(CALL_S)
+            while not store.is_stuck:
+                await trio.lowlevel.checkpoint()
+            leave.set()
+            while store.is_stuck:
+                await trio.lowlevel.checkpoint()
+            mock_clock.jump(EXPIRE_EVERY_S)
+            while store.num_leftovers:
+                await trio.lowlevel.checkpoint()
+            assert await find(store) is None and TEXT.encode() not in bytes_on_disk(tmp_path)
 
 
 async def test_waiting_calls_are_given_up_too(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
