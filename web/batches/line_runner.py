@@ -7,12 +7,13 @@ neither counts, and the line is run again. An attempt that this server has faile
 its record says so, and it is not billed.
 
 What must always hold: a line is billed for the attempt whose answer is its result, and for no other; a line that cannot
-be served now waits and blocks no other batch's.
+be served now waits and blocks no other batch's; whatever an attempt raises fails that attempt alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 from http import HTTPStatus
 from typing import Final
 
@@ -27,6 +28,7 @@ from quipu.actors.messages.outcomes import ErrorKind, Outcome
 from ..http.turns import turn
 from ..request.batch_line import LineRequest
 from ..request.errors import APIError, internal
+from ..telemetry.logs import frames_of
 from .batch_values import Api, Batch, Line, LineResult, Usage
 from .line_call import LineResponse, call_line
 from .line_check import BadLine
@@ -54,6 +56,7 @@ class LineRun:
     keep_result: KeepResult
     ended: trio.Event = attrs.field(factory=trio.Event)
     """Set when its request has ended, if one was opened."""
+    response: LineResponse = attrs.field(factory=LineResponse)
     is_kept: bool = False
     is_given_up: bool = False
     """The server stops: a result is no longer stored, and the record of its request is left to the next start."""
@@ -69,7 +72,27 @@ class LineRun:
             self.nursery.start_soon(self._keep, request, closed, write)
 
     async def _keep(self, request: LineRequest, closed: Closed, write: Callable[[], object]) -> None:
-        status, body = await render(request, closed, self.batch.api)
+        try:
+            result = self._result(closed, *await render(request, closed, self.batch.api))
+        except Exception as error:
+            log.error(
+                "batch.answer_crashed",
+                request_id=closed.record.request_id,
+                error_type=type(error).__name__,
+                frames=frames_of(error),
+            )
+            crashed = internal()
+            body = error_body(crashed, self.batch.api, closed.record.request_id)
+            result = self._result(closed, crashed.status, body)
+
+        def on_stored() -> None:
+            self.is_kept = True
+            write()
+            self.ended.set()
+
+        self.keep_result(result, on_stored)
+
+    def _result(self, closed: Closed, status: int, body: bytes) -> LineResult:
         record = closed.record
         usage = Usage(
             input_tokens=record.prompt_tokens or 0,
@@ -78,14 +101,7 @@ class LineRun:
             reasoning_tokens=record.reasoning_tokens,
         )
         has_record = record.admitted_at is not None
-        result = result_of(self.batch, self.line.number, status, body, record.request_id, usage, has_record=has_record)
-
-        def on_stored() -> None:
-            self.is_kept = True
-            write()
-            self.ended.set()
-
-        self.keep_result(result, on_stored)
+        return result_of(self.batch, self.line.number, status, body, record.request_id, usage, has_record=has_record)
 
 
 def is_result(closed: Closed) -> bool:
@@ -109,14 +125,20 @@ async def render(request: LineRequest, closed: Closed, api: Api) -> tuple[int, b
         return answer.status, b"".join(parts)
     except APIError as error:
         return error.status, error_body(error, api, closed.record.request_id)
-    except Exception:
-        log.exception("batch.answer_crashed", request_id=closed.record.request_id)
-        crashed = internal()
-        return crashed.status, error_body(crashed, api, closed.record.request_id)
 
 
 def error_body(error: APIError, api: Api, request_id: str | None) -> bytes:
     return error.anthropic_body(request_id) if api is Api.ANTHROPIC else error.body()
+
+
+class Attempt(Enum):
+    """What became of an attempt to run a line."""
+
+    KEPT = auto()
+    """The line has its result."""
+    WAITS = auto()
+    """There was no room for it."""
+    FAILED = auto()
 
 
 async def run_line(
@@ -135,37 +157,54 @@ async def run_line(
     async with trio.open_nursery() as nursery:
         while is_wanted():
             run = LineRun(batch, line, nursery, keep_result)
-            request = LineRequest(batch.id, batch.tenant, batch.key_id, run.on_end)
-            try:
-                body = await read(line)
-            except BadLine:
-                log.error("batch.line_lost", batch_id=batch.id, line=line.number, help="its file has changed")
-                await _keep_failure(batch, line, "This line cannot be read any more.", None, keep_result)
+            attempt = await _attempt(app, run, read)
+            if attempt is Attempt.KEPT:
                 return True
-            try:
-                response = await call_line(app, batch.endpoint, body, request, f"{batch.id}#{line.number}")
-                if request.render is not None:
-                    await run.ended.wait()
-            except BaseException:
-                run.is_given_up = True
-                raise
-            if request.render is not None:
-                if run.is_kept:
-                    return True
-                is_full = run.was_refused_room
-            else:
-                is_full = response.status in _LATER
-                if HTTPStatus.BAD_REQUEST <= response.status < HTTPStatus.INTERNAL_SERVER_ERROR and not is_full:
-                    await _keep_refusal(batch, line, response, keep_result)
-                    return True
-            num_failed += not is_full
+            num_failed += attempt is Attempt.FAILED
             if num_failed >= MAX_ATTEMPTS:
                 message = "The server failed this request repeatedly."
-                await _keep_failure(batch, line, message, response.request_id, keep_result)
+                await _keep_failure(batch, line, message, run.response.request_id, keep_result)
                 return True
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
     return False
+
+
+async def _attempt(app: ASGIFramework, run: LineRun, read: Callable[[Line], Awaitable[bytes]]) -> Attempt:
+    batch, line = run.batch, run.line
+    request = LineRequest(batch.id, batch.tenant, batch.key_id, run.on_end)
+    try:
+        try:
+            body = await read(line)
+            run.response = await call_line(app, batch.endpoint, body, request, f"{batch.id}#{line.number}")
+        except BadLine:
+            log.error("batch.line_lost", batch_id=batch.id, line=line.number, help="its file has changed")
+            await _keep_failure(batch, line, "This line cannot be read any more.", None, run.keep_result)
+            return Attempt.KEPT
+        except Exception as error:  # a bug or a lack of memory fails this attempt, not the server
+            log.error(
+                "batch.line_crashed",
+                batch_id=batch.id,
+                line=line.number,
+                error_type=type(error).__name__,
+                frames=frames_of(error),
+            )
+        if request.render is not None:
+            await run.ended.wait()
+    except BaseException:
+        run.is_given_up = True
+        raise
+    if request.render is not None:
+        if run.is_kept:
+            return Attempt.KEPT
+        return Attempt.WAITS if run.was_refused_room else Attempt.FAILED
+    response = run.response
+    if response.status in _LATER:
+        return Attempt.WAITS
+    if HTTPStatus.BAD_REQUEST <= response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        await _keep_refusal(batch, line, response, run.keep_result)
+        return Attempt.KEPT
+    return Attempt.FAILED
 
 
 async def _keep_failure(batch: Batch, line: Line, message: str, request_id: str | None, keep: KeepResult) -> None:
