@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from http import HTTPStatus
 from typing import Any, BinaryIO, Final
 
 import orjson
@@ -11,9 +10,10 @@ from quart import Response
 
 from quipu.actors.threads import run_in_thread
 
+from ..batches.batch_refusals import storage_failed
 from ..batches.batch_service import BatchService
 from ..batches.batch_values import StoredFile
-from ..request.errors import APIError, not_found
+from ..request.errors import not_found
 from ..request.request_context import current_request_context
 
 PIECE_BYTES: Final = 256 * 1024
@@ -29,6 +29,8 @@ async def content_of(service: BatchService, file: StoredFile, content_type: str)
         opened = await run_in_thread(service.store.folder.open, file.id)
     except FileNotFoundError:
         raise not_found(f"No such File object: {file.id}", "id") from None
+    except OSError as error:
+        raise storage_failed(error) from None
     current_request_context().scope.on_close(opened.close)
     response = Response(_contents(opened), content_type=content_type)
     response.headers["Content-Length"] = str(file.num_bytes)
@@ -39,14 +41,3 @@ async def content_of(service: BatchService, file: StoredFile, content_type: str)
 async def _contents(opened: BinaryIO) -> AsyncGenerator[bytes, None]:
     while data := await run_in_thread(opened.read, PIECE_BYTES):
         yield data
-
-
-async def check_room(service: BatchService, tenant: str) -> None:
-    """Raise APIError if a tenant may not have another batch."""
-    use = await service.call(service.store.use_of, tenant)
-    if use.num_open_batches >= service.limits.max_open_batches:
-        message = (
-            f"You have {use.num_open_batches} batches that have not ended, the most that this server runs. "
-            "Wait for some of them, or cancel them."
-        )
-        raise APIError(HTTPStatus.TOO_MANY_REQUESTS, message, "rate_limit_error", code="too_many_batches")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar, TypeVarTuple
@@ -29,12 +29,12 @@ from hypercorn.typing import ASGIFramework
 
 from quipu.actors.threads import run_in_thread
 
-from ..request.errors import APIError, not_found
+from .batch_refusals import add_batch, storage_failed
 from .batch_store import BatchStore
 from .batch_values import Batch, BatchLimits, Line, LineResult, Status, copy_of
 from .file_checking import check_file
 from .finishing import clear, delete_expired, finish
-from .insisting import insist
+from .insisting import FindRecorded, insist, insist_on_ledger
 from .line_check import read_line
 from .line_runner import run_line
 from .open_batches import OpenBatch, OpenBatches
@@ -48,9 +48,6 @@ RETRY_S: Final = 1.0
 CLEAN_UP_S: Final = 60.0
 STOP_S: Final = 5.0
 """How long running lines may take to end when the server stops, after it has failed what was open."""
-FindRecorded = Callable[[Sequence[str]], Awaitable[Collection[str]]]
-"""Returns which of these requests have a usage record, and were not failed by the server itself. Raises APIError if the
-ledger cannot be read now."""
 
 log = structlog.get_logger("quipu.batches")
 
@@ -96,7 +93,13 @@ class BatchService:
         return int(self._unix_time())
 
     async def call(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call the store in a thread."""
+        """Call the store in a thread for a client. Raises APIError if the disk or the database fails."""
+        try:
+            return await self._call(call, *args)
+        except (OSError, sqlite3.Error) as error:
+            raise storage_failed(error) from None
+
+    async def _call(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         return await run_in_thread(call, *args, limiter=self._limiter)
 
     @asynccontextmanager
@@ -104,8 +107,8 @@ class BatchService:
         """Run batches with an application until the block is left. Raises BatchStoreError."""
         self._app = app
         try:
-            await self.call(self.store.clean_up)
-            earlier = await self.call(self.store.open_batches)
+            await self._call(self.store.clean_up)
+            earlier = await self._call(self.store.open_batches)
         except (OSError, sqlite3.Error) as error:
             raise BatchStoreError(f"the stored batches cannot be read: {error}") from None
         async with trio.open_nursery() as nursery:
@@ -129,21 +132,23 @@ class BatchService:
     # ------------------------------------------------------------ for the endpoints
 
     async def add(self, batch: Batch) -> None:
-        """Store a batch, and begin to check and run it. Raises APIError if its file was deleted meanwhile."""
+        """Store a batch, and begin to check and run it. Raises APIError."""
         assert self._nursery is not None
-        if not await self.call(self.store.add_batch, batch):
-            raise not_found(f"No such File object: {batch.input_file_id}", "id")
+        await self.call(add_batch, self.store, self.limits, batch)
         self._live[batch.id] = batch
         self._nursery.start_soon(self._check, batch)
 
     async def cancel(self, batch: Batch) -> Batch:
-        """Run no more lines of a batch; those that run end as they would."""
+        """Run no more lines of a batch; those that run end as they would. Raises APIError if that cannot be stored."""
         batch = self.current(batch)
         if batch.cancelling_at is None and batch.status in (Status.VALIDATING, Status.IN_PROGRESS):
             batch.status, batch.cancelling_at = Status.CANCELLING, self.now
-            await self.call(self.store.save, copy_of(batch))
-            if (opened := self._open.find(batch.id)) is not None:
-                self._may_finish(opened)
+        if batch.status is Status.CANCELLING and batch.id in self._live:  # again, if it could not be stored before
+            try:
+                await self.call(self.store.save, copy_of(batch))
+            finally:
+                if (opened := self._open.find(batch.id)) is not None:
+                    self._may_finish(opened)
         return batch
 
     def current(self, batch: Batch) -> Batch:
@@ -164,7 +169,7 @@ class BatchService:
         """Find out which results count that were stored before an earlier server ended."""
         kept = await self._insist(self.store.kept, batch.id)
         ids = [result.request_id for result in kept if result.request_id is not None]
-        recorded = await self._recorded(ids) if ids else ()
+        recorded = await insist_on_ledger(self._find_recorded, ids, self.retry_s) if ids else ()
         lost = [r for r in kept if r.request_id is not None and r.request_id not in recorded]
         if lost:
             log.warning("batch.lines_repeated", batch_id=batch.id, num_lines=len(lost), help="the server had died")
@@ -173,15 +178,6 @@ class BatchService:
             await self._insist(self.store.take_back, batch, [result.number for result in lost])
         done = [(batch.id, result.number) for result in kept if result not in lost]
         await self._insist(self.store.commit, (), done, ())
-
-    async def _recorded(self, request_ids: Sequence[str]) -> Collection[str]:
-        """Ask the ledger, again and again if it cannot be read."""
-        while True:
-            try:
-                return await self._find_recorded(request_ids)
-            except APIError as error:
-                log.error("batch.ledger_away", error=error.message, help="it is tried again")
-            await trio.sleep(self.retry_s)
 
     async def _check(self, batch: Batch) -> None:
         """Read the lines of a batch, and begin to run them or fail it."""
@@ -292,4 +288,4 @@ class BatchService:
 
     async def _insist(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call the store, again and again if the disk refuses."""
-        return await insist(partial(self.call, call, *args), self.retry_s)
+        return await insist(partial(self._call, call, *args), self.retry_s)

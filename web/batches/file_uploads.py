@@ -6,8 +6,6 @@ running lines add; of an upload that fails nothing is left.
 
 from __future__ import annotations
 
-import errno
-import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +18,8 @@ import trio
 
 from quipu.actors.threads import run_in_thread
 
-from ..request.errors import APIError, unavailable
+from ..request.errors import APIError
+from .batch_refusals import storage_failed
 from .batch_service import BatchService
 from .batch_values import StoredFile, new_id
 from .store_database import TenantUse
@@ -66,14 +65,11 @@ class Upload:
         try:
             await run_in_thread(self._service.store.folder.append, self.path, data)
         except OSError as error:
-            raise disk_full(error) from None
+            raise storage_failed(error) from None
 
     async def keep(self, file: StoredFile) -> StoredFile:
         """Keep it as a file. Raises APIError."""
-        try:
-            return await self._service.call(self._add, file)
-        except (OSError, sqlite3.Error) as error:
-            raise disk_full(error) from None
+        return await self._service.call(self._add, file)
 
     def _add(self, file: StoredFile) -> StoredFile:
         """Add it to the store, if uploads that were kept since it began have left room. Runs in a thread."""
@@ -102,7 +98,7 @@ class Uploads:
         try:
             path = await run_in_thread(service.store.folder.new)
         except OSError as error:
-            raise disk_full(error) from None
+            raise storage_failed(error) from None
         upload = Upload(service, path, self._counts, tenant, limits.max_tenant_bytes - use.num_bytes, kind)
         try:
             yield upload
@@ -146,10 +142,3 @@ def _too_many(kind: UploadKind, num_files: int) -> APIError:
 def _storage_full(kind: UploadKind, max_bytes: int) -> APIError:
     message = f"Your {kind.plural} and results may have {max_bytes:,} bytes together. Delete some {kind.plural} first."
     return APIError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param=kind.param, code="storage_full")
-
-
-def disk_full(error: OSError | sqlite3.Error) -> APIError:
-    """Return the error for what the disk refuses."""
-    is_full = isinstance(error, sqlite3.Error) or error.errno in (errno.ENOSPC, errno.EDQUOT)
-    message = "There is no room for files on this server." if is_full else "Files cannot be stored on this server now."
-    return unavailable(message, "storage_unavailable")

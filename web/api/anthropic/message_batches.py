@@ -22,6 +22,7 @@ from quart_trio import QuartTrio
 
 from quipu.actors.config.declarations import MESSAGES
 
+from ...batches.batch_refusals import check_room
 from ...batches.batch_service import BatchService
 from ...batches.batch_values import DAY_S, Api, Batch, Status, new_id
 from ...batches.file_uploads import MESSAGE_BATCH, Uploads, new_file
@@ -29,7 +30,7 @@ from ...request.errors import bad_value, invalid, not_found, quoted
 from ...request.request_context import current_request_context
 from ..operation import route
 from ..query import Parameters, no_such_item
-from ..stored_files import check_room, content_of, json_response
+from ..stored_files import content_of, json_response
 from .batch_requests import write_requests
 from .message_batch_schemas import CANCEL, CREATE, DELETE, GET, LIST, MAX_LISTED, RESULTS
 
@@ -45,7 +46,7 @@ def install_message_batches(app: QuartTrio, service: BatchService) -> None:
     @route(app, f"POST {PATH}", CREATE)
     async def create_message_batch() -> Response:
         principal = current_request_context().principal
-        await check_room(service, principal.tenant)
+        await service.call(check_room, service.store, service.limits, principal.tenant)
         async with uploads.begin(principal.tenant, MESSAGE_BATCH) as upload:
             num_requests = await write_requests(upload.write, service.limits)
             now, batch_id = service.now, new_id("msgbatch_")

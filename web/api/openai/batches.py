@@ -19,6 +19,7 @@ from quart_trio import QuartTrio
 
 from quipu.actors.config.declarations import CHAT, COMPLETIONS, RESPONSES
 
+from ...batches.batch_refusals import check_room
 from ...batches.batch_service import BatchService
 from ...batches.batch_values import DAY_S, Api, Batch, new_id
 from ...request.error_handlers import methods_of
@@ -28,7 +29,7 @@ from ..fields import Fields, wrong_type
 from ..operation import route
 from ..query import Parameters, no_such_item
 from ..small_body import read_small_body
-from ..stored_files import check_room, json_response
+from ..stored_files import json_response
 from .file_schemas import (
     CANCEL_BATCH,
     CREATE_BATCH,
@@ -67,7 +68,7 @@ def install_batches(app: QuartTrio, service: BatchService) -> None:
         file = await find_file(service, fields.text("input_file_id"))
         if file.purpose != "batch":
             raise bad_value("input_file_id", "must be a file with the purpose `batch`")
-        await check_room(service, principal.tenant)
+        await service.call(check_room, service.store, service.limits, principal.tenant)
         now = service.now
         batch = Batch(
             id=new_id("batch_"),
