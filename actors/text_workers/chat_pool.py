@@ -51,8 +51,8 @@ class _Job:
     tenant: str
     done: trio.Event = attrs.field(factory=trio.Event)
     outcome: RenderedChat | Exception | None = None
-    scope: trio.CancelScope | None = None
-    """Set while a worker renders it."""
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    """In which a worker renders it; its client may leave before the worker enters it."""
     is_waiting: bool = True
 
 
@@ -126,7 +126,7 @@ class ChatPool:
     def _leave(self, job: _Job) -> None:
         if job.is_waiting:
             self._queue.drop(job.tenant, job)
-        elif job.scope is not None:
+        else:
             job.scope.deadline = min(job.scope.deadline, trio.current_time() + CANCEL_GRACE_S)
 
     # ------------------------------------------------------------ workers
@@ -201,14 +201,14 @@ class ChatPool:
         job.outcome = TemplateError(_TIMED_OUT.format(timeout_s=self._timeout_s))
         is_usable = False
         try:
-            with trio.move_on_after(self._timeout_s) as job.scope:
+            job.scope.deadline = min(job.scope.deadline, trio.current_time() + self._timeout_s)
+            with job.scope:
                 job.outcome = await self._render(worker, job)
                 is_usable = True
         except (ProcessGone, MemoryError):
             job.outcome = TemplateError(_DIED)
         finally:
             job.frames.clear()
-            job.scope = None
             job.done.set()
             is_usable = is_usable and not worker.is_slow  # a lowered priority cannot be raised again
             worker.is_slow = False

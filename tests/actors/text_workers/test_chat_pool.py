@@ -245,6 +245,26 @@ async def test_leaving_client_ends_its_rendering(monkeypatch: pytest.MonkeyPatch
         assert set(pool.worker_ids) == before
 
 
+async def test_client_that_leaves_before_its_worker_begins() -> None:
+    """A chat that a worker was given, but has not begun, is ended as well when its client leaves."""
+    async with pool_of(SLOW, timeout_s=PATIENCE_S * 10) as pool:
+        before = set(pool.worker_ids)
+        with trio.CancelScope() as client:
+
+            def leave_at_once() -> None:
+                dispatch()
+                client.cancel()
+
+            dispatch, pool._dispatch = pool._dispatch, leave_at_once
+            try:
+                await render(pool, chat("slow"))
+            finally:
+                pool._dispatch = dispatch
+        assert client.cancelled_caught
+        while before <= set(pool.worker_ids):
+            await trio.sleep(0.01)
+
+
 async def test_slow_chats_do_not_block_others() -> None:
     """While a tenant has one slow chat less than its limit, its other chats are rendered; other tenants' always are."""
     async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
