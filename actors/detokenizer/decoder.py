@@ -74,7 +74,9 @@ class ByteDecoder:
 class WindowDecoder:
     """Decode vocabularies whose tokens depend on their neighbours.
 
-    A short window of tokens is decoded with and without the new tokens; the difference is the new text.
+    A short window of tokens is decoded with and without the new tokens; the difference is the new text. The library
+    decodes adjacent tokens of single bytes together, and if one character of them is cut, all become U+FFFD. So
+    those of earlier characters are not part of the window, unless nothing else has a text.
     """
 
     WINDOW = 8
@@ -84,8 +86,12 @@ class WindowDecoder:
     def __init__(self, library: Library, context: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._library = library
         self._skip = skip_special_tokens
-        self._context = list(context[-self.WINDOW :])
+        self._context = self._without_bytes(context)[-self.WINDOW :]
         self._pending: list[int] = []
+        if not self._decoded(self._context):
+            self._context = list(context[-self.WINDOW :])
+            while self._decoded(self._context).startswith("�"):  # it begins within a character
+                del self._context[0]
 
     def push(self, token_id: int) -> str:
         self._pending.append(token_id)
@@ -94,7 +100,7 @@ class WindowDecoder:
         if text.endswith("�") and not is_full:
             return ""  # perhaps half a character: wait for more tokens, or for `flush`
         if text:
-            self._context = (self._context + self._pending)[-self.WINDOW :]
+            self._remember(self._pending)
         if text or is_full:  # that many tokens without any text are hidden ones
             self._pending = []
         return text
@@ -105,9 +111,19 @@ class WindowDecoder:
         return text
 
     def _pending_text(self) -> str:
-        before = self._library.decode(self._context, skip_special_tokens=self._skip)
-        both = self._library.decode(self._context + self._pending, skip_special_tokens=self._skip)
-        return both[len(before) :]
+        return self._decoded(self._context + self._pending)[len(self._decoded(self._context)) :]
+
+    def _remember(self, token_ids: list[int]) -> None:
+        """Add tokens whose text was released to the window."""
+        others = self._without_bytes(token_ids)
+        if others or not self._decoded(self._context):
+            self._context = (self._context + (others or token_ids))[-self.WINDOW :]
+
+    def _without_bytes(self, token_ids: Sequence[int]) -> list[int]:
+        return [i for i in token_ids if not _BYTE_TOKEN.fullmatch(self._library.name_of(i) or "")]
+
+    def _decoded(self, token_ids: list[int]) -> str:
+        return self._library.decode(token_ids, skip_special_tokens=self._skip)
 
 
 def _byte_table(tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> list[bytes] | None:

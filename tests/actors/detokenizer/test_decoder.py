@@ -81,6 +81,35 @@ def test_window_decoder_keeps_spaces_and_bytes() -> None:
         assert "hello" + text == tokenizer.decode([hello, *ids])
 
 
+SENTENCEPIECE = Library(sentencepiece_like())
+BYTES_OF_CHARACTERS = st.text(alphabet="€é🦙\u200d\ufe0f漢", max_size=9)
+HELLO, WORLD = 258, 259
+
+
+def bytes_of(text: str) -> list[int]:
+    return [1 + byte for byte in text.encode()]
+
+
+def decode_after(prompt: list[int], token_ids: list[int]) -> str:
+    decoder = WindowDecoder(SENTENCEPIECE, prompt, skip_special_tokens=True)
+    return "".join(map(decoder.push, token_ids)) + decoder.flush()
+
+
+@given(st.sampled_from(["", "hello"]), BYTES_OF_CHARACTERS, BYTES_OF_CHARACTERS)
+def test_long_runs_of_bytes(word: str, before: str, text: str) -> None:
+    """Characters that are written in bytes are whole however many follow each other, also after others of a prompt."""
+    prompt = [HELLO] * bool(word) + bytes_of(before)
+    expected = text + (" world" if word or before or text else "world")
+    assert decode_after(prompt, [*bytes_of(text), WORLD]) == expected
+
+
+@given(BYTES_OF_CHARACTERS, st.sampled_from([[], [WORLD]]))
+def test_cut_character_after_others(text: str, rest: list[int]) -> None:
+    """A character that is cut does not bring replacement characters for those before it."""
+    expected = text + "\ufffd\ufffd" + " world" * len(rest)
+    assert decode_after([HELLO], [*bytes_of(text), *bytes_of("€")[:2], *rest]) == expected
+
+
 @given(st.text(max_size=100))
 def test_bytes_of_tokens_are_the_text(text: str) -> None:
     """The bytes of the tokens add up to the text; each token's text is its bytes decoded."""

@@ -224,6 +224,9 @@ def test_windows_are_bounded() -> None:
             num_decoded.append(len(token_ids))
             return self.text * (len(token_ids) > 8)
 
+        def id_to_token(self, token_id: int) -> str:
+            return f"token {token_id}"
+
     silent = Silent()
     for silent.text in ("", "�"):
         decoder = WindowDecoder(Library(silent), list(range(8)), skip_special_tokens=True)
