@@ -116,8 +116,16 @@ class WindowDecoder:
     def _remember(self, token_ids: list[int]) -> None:
         """Add tokens whose text was released to the window."""
         others = self._without_bytes(token_ids)
-        if others or not self._decoded(self._context):
-            self._context = (self._context + (others or token_ids))[-self.WINDOW :]
+        if len(others) == len(token_ids):
+            self._context = (self._context + token_ids)[-self.WINDOW :]
+            return
+        before = self._decoded(self._context)
+        for kept in (others, token_ids):
+            if self._decoded(self._context + kept) != before:
+                self._context = (self._context + kept)[-self.WINDOW :]
+                return
+            if before:
+                return
 
     def _without_bytes(self, token_ids: Sequence[int]) -> list[int]:
         return [i for i in token_ids if not _BYTE_TOKEN.fullmatch(self._library.name_of(i) or "")]

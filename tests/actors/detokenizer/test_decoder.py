@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quipu.actors.detokenizer.decoder import WindowDecoder
@@ -108,6 +108,24 @@ def test_cut_character_after_others(text: str, rest: list[int]) -> None:
     """A character that is cut does not bring replacement characters for those before it."""
     expected = text + "\ufffd\ufffd" + " world" * len(rest)
     assert decode_after([HELLO], [*bytes_of(text), *bytes_of("€")[:2], *rest]) == expected
+
+
+START = 264
+UNITS = st.sampled_from([[258], [259], [260], [257], [263], [START], *map(bytes_of, "€é🦙\n")])
+WHOLE = st.lists(UNITS, max_size=14).map(lambda units: [token_id for unit in units for token_id in unit])
+
+
+@given(WHOLE, WHOLE, st.booleans())
+@example([], [START, *bytes_of("€"), HELLO], True)
+def test_window_decodes_like_the_library(prompt: list[int], token_ids: list[int], skip: bool) -> None:
+    """Whole characters, words and special tokens in any order give what the library returns for all of them."""
+    tokenizer = sentencepiece_like()
+    tokenizer.add_special_tokens(["<s>"])
+    assert tokenizer.token_to_id("<s>") == START
+    decoder = WindowDecoder(Library(tokenizer), prompt[-WindowDecoder.WINDOW :], skip_special_tokens=skip)
+    text = "".join(map(decoder.push, token_ids)) + decoder.flush()
+    before = tokenizer.decode(prompt, skip_special_tokens=skip)
+    assert before + text == tokenizer.decode([*prompt, *token_ids], skip_special_tokens=skip)
 
 
 @given(st.text(max_size=100))
