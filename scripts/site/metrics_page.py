@@ -13,7 +13,8 @@ from quipu.actors.fleet.processes.log_writer import LogWriter, standard_error
 from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.ledger.webhook import WebhookConfig
 from quipu.actors.response_store.response_store import StoreConfig, open_store
-from quipu.web.cli.serve import export_metrics
+from quipu.web.cli.exported_metrics import export_metrics
+from quipu.web.telemetry.answer_counts import AnswerCounts
 from quipu.web.telemetry.tracing_config import TracingConfig, open_tracer
 from tests.runtimes import BLOCK_BYTES, small_runtime
 
@@ -50,5 +51,5 @@ async def _exported() -> list[Metric]:
             open_store(StoreConfig(data_dir=folder, ttl_s=60.0)) as store,
         ):
             registry = client.runtime.metrics.registry
-            export_metrics(registry, ledger, tracer, store, LogWriter(standard_error()))
+            export_metrics(registry, ledger, tracer, store, LogWriter(standard_error()), AnswerCounts())
             return list(registry.collect())

@@ -17,7 +17,6 @@ from functools import partial
 import attrs
 import structlog
 import trio
-from prometheus_client import CollectorRegistry
 
 from quipu.actors.config.runtime_config import RuntimeConfig
 from quipu.actors.fleet.processes.child import kill_children
@@ -25,12 +24,11 @@ from quipu.actors.fleet.processes.log_writer import LogWriter, is_for_people
 from quipu.actors.fleet.supervisor import EngineGivenUp, EngineRefusal
 from quipu.actors.last_records import wait_accounts_closed
 from quipu.actors.ledger.database import LedgerError
-from quipu.actors.ledger.reconciling import parse_metrics
-from quipu.actors.ledger.service import Ledger, LedgerConfig, LedgerGauges, open_ledger
+from quipu.actors.ledger.service import LedgerConfig, open_ledger
 from quipu.actors.request_desk.desk import RequestDesk
 from quipu.actors.request_desk.health import Health
 from quipu.actors.request_desk.interface import ServingInfo
-from quipu.actors.response_store.response_store import ResponseStore, StoreConfig, StoreGauges, open_store_if
+from quipu.actors.response_store.response_store import StoreConfig, open_store_if
 from quipu.actors.response_store.stored import StoreError
 from quipu.actors.restarts import ActorGivenUp
 from quipu.actors.shared.checkpoint import CheckpointError
@@ -49,13 +47,13 @@ from ..batches.store_database import BatchStoreError
 from ..http.connection_table import default_max_connections, raise_file_limit
 from ..http.server import Address, ServerConfig, serve
 from ..options import AppOptions
-from ..telemetry import answer_counts, logs
+from ..telemetry import logs
 from ..telemetry.loop_watch import watch_loop
 from ..telemetry.metric_names import VLLM_NAMES
-from ..telemetry.tracing import Tracer
 from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer, tracing_config
 from .batch_flags import batch_settings, make_batches, running_batches
 from .command_output import EXIT_FAILED, EXIT_USAGE
+from .exported_metrics import export_metrics, kept_counters
 from .keys import API_KEY_VARIABLE, key_store, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .response_flags import store_config, store_settings
@@ -203,8 +201,7 @@ async def run_server(
             open_store_if(stored) as store,
             split(config, info, ledger.journal) as runtime,
         ):
-            export_metrics(runtime.metrics.registry, ledger, tracer, store, log_writer)
-            ledger.counters = lambda: _kept_counters(runtime.metrics.render().decode())
+            ledger.counters = lambda: kept_counters(runtime.metrics.render().decode())
             stopping = trio.Event()
             watching.start_soon(_wait_signal, stopping, log_writer)
             batches = make_batches(arguments, usage)
@@ -212,7 +209,7 @@ async def run_server(
             whole_app = make_app(
                 runtime.desk, options, keys, tracer, usage=usage, prices=prices, store=store, batches=batches
             )
-            runtime.metrics.registry.register(whole_app.answers)
+            export_metrics(runtime.metrics.registry, ledger, tracer, store, log_writer, whole_app.answers)
             async with running_batches(batches, whole_app), trio.open_nursery() as serving:
                 app = SelfCheckedApp(whole_app, runtime.desk)
                 drain = partial(_drain, runtime.desk, stopping, arguments.shutdown_timeout)
@@ -234,22 +231,6 @@ async def run_server(
         # Only now that all accounts are closed: until then a second signal must kill the server, without a
         # KeyboardInterrupt.
         watching.cancel_scope.cancel()
-
-
-def export_metrics(
-    registry: CollectorRegistry, ledger: Ledger, tracer: Tracer, store: ResponseStore | None, log_writer: LogWriter
-) -> None:
-    """Add to a runtime's metrics those of everything else that a server has."""
-    registry.register(LedgerGauges(ledger))
-    tracer.count_in(registry)
-    if store is not None:
-        registry.register(StoreGauges(store))
-    logs.count_in(registry, log_writer)
-
-
-def _kept_counters(metrics: str) -> dict[str, float]:
-    """Return what a ledger keeps of the last metrics: nothing of HTTP, which no record can be compared with."""
-    return {name: value for name, value in parse_metrics(metrics).items() if not name.startswith(answer_counts.NAME)}
 
 
 async def _wait_signal(stopping: trio.Event, log_writer: LogWriter) -> None:
