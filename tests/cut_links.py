@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import trio
+import trio.testing
 
 from quipu.actors.fleet.processes.process_host import ProcessHost
 from quipu.actors.fleet.processes.reconnection import Listener
@@ -97,6 +98,7 @@ class CableHost(ProcessHost):
     async def _forward_one(self, caller: trio.SocketStream, address: bytes) -> None:
         async with caller:
             await self.cable.wait_whole()
+            await trio.testing.wait_all_tasks_blocked(0.01)  # what an earlier connection had sent arrives first
             with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 with suppress(OSError):
                     await listener.connect(address)
