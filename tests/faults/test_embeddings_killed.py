@@ -12,8 +12,9 @@ import trio.testing
 
 from tests.crash_scenario import POINTS, CrashingAccountant, CrashPlan, without_times
 from tests.journals import KeptJournal
+from tests.killed_text_actors import KillPlan, killing
 from tests.runtimes import Client, small_runtime
-from tests.text_crash_scenario import KillPlan, killing, without_ids
+from tests.text_scenario import without_ids
 from tests.traps.wire import over_http, samples, settle
 
 WORDS = ["cord", "knot", "rain", "terrace", "star", "river", "maize", "stone"]

@@ -27,18 +27,10 @@ from quipu.actors.text_workers.renderer import InlineRenderer
 from quipu.actors.tokenizer.actor import TokenizerActor
 from tests.crash_scenario import PlannedCrash
 from tests.journals import KeptJournal
+from tests.killed_text_actors import MAIN_POINTS, OTHER_POINTS, KillPlan, killing
 from tests.prompts import prompt_of
 from tests.runtimes import Client, most_tokens, small_runtime
-from tests.text_crash_scenario import (
-    COUNT,
-    MAIN_POINTS,
-    NUM_KINDS,
-    OTHER_POINTS,
-    KillPlan,
-    Result,
-    killing,
-    run_scenario,
-)
+from tests.text_scenario import COUNT, NUM_KINDS, Result, run_scenario
 from tests.traps.wire import CHAT, COMPLETIONS, body, over_http, samples, settle
 
 NUM_REQUESTS = 200
