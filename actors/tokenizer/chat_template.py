@@ -215,12 +215,13 @@ def _with_mark(mark: Mark, chat: ChatPrompt) -> Sequence[ChatPrompt]:
         case CallMark():
             calls = list(chat.messages[mark.message]["tool_calls"])
             function = calls[mark.call]["function"]
-            arguments = {**function["arguments"], _MARK: _MARK}
+            arguments = function["arguments"]  # a text, if they were no JSON object
+            arguments = arguments + _MARK if isinstance(arguments, str) else {**arguments, _MARK: _MARK}
             calls[mark.call] = {**calls[mark.call], "function": {**function, "arguments": arguments}}
             return [_with_message(chat, mark.message, tool_calls=calls)]
         case ToolMark():
             tool = chat.tools[mark.tool]
-            described = {**tool["function"], "description": tool["function"].get("description", "") + _MARK}
+            described = {**tool["function"], "description": (tool["function"].get("description") or "") + _MARK}
             return [
                 # at the end, if the template prints the whole object
                 _with_tool(chat, mark.tool, {**tool, _MARK: _MARK}),

@@ -61,6 +61,7 @@ QWEN_LIKE = """\
 {%- if add_generation_prompt %}{{- '[assistant]' }}{%- endif %}"""
 
 SHORT = CacheTtl.FIVE_MINUTES
+SYSTEM_MARK = ContentMark(SHORT, 0, len("Be brief."))
 
 
 def tool(name: str, **fields: Any) -> dict[str, Any]:
@@ -264,6 +265,24 @@ def test_marks_on_calls_and_results() -> None:
     for source, end in ((QWEN_LIKE, "[tool]Rain."), (PLAIN_TEMPLATE, "<tool_response>\nRain.")):
         of_call, of_result = before(source, ChatPrompt(HISTORY, marks=marks))
         assert of_call.endswith('"Cusco"') and of_result.endswith(end)
+
+
+@pytest.mark.parametrize("source", [PLAIN_TEMPLATE, QWEN_LIKE])
+def test_mark_on_a_call_whose_arguments_are_text(source: str) -> None:
+    """Arguments that the model wrote badly are text; the mark is at its end."""
+    begun = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"town": "Cus'}}
+    chat = ChatPrompt((HISTORY[1], message("assistant", "", tool_calls=[begun])), marks=(CallMark(SHORT, 1, 0),))
+    (of_call,) = before(source, chat)
+    assert of_call.endswith("Cus")
+
+
+@pytest.mark.parametrize("source", [PLAIN_TEMPLATE, QWEN_LIKE])
+def test_marks_on_tools_without_a_description(source: str) -> None:
+    """A tool whose description is null has its mark at the end of its definition, like any other."""
+    bare = tool("weather")
+    bare["function"]["description"] = None
+    of_tool, of_system = before(source, ChatPrompt(HISTORY, tools=(bare,), marks=(ToolMark(SHORT, 0), SYSTEM_MARK)))
+    assert of_tool.endswith('"properties": {}}}') and of_system.startswith(of_tool)
 
 
 def test_positions_in_tokens(tmp_path: Path) -> None:
