@@ -105,6 +105,23 @@ async def test_unknown_fields_are_named(autojump_clock: trio.abc.Clock) -> None:
     assert exchange.headers["x-quipu-ignored-fields"] == "temperature,colour"
 
 
+@pytest.mark.parametrize("settings", [EMBED, SCORE], ids=["embed", "score"])
+async def test_instruction_without_effect_is_named(autojump_clock: trio.abc.Clock, settings: dict[str, Any]) -> None:
+    """A reranker is told the instruction; to an embedding model it says nothing, and the client hears so."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/score": {"text_1": TEXTS[0], "text_2": TEXTS},
+        "/v1/rerank": {"query": TEXTS[0], "documents": TEXTS},
+    }
+    async with small_runtime(**settings) as client:
+        for path, body in bodies.items():
+            told = {"model": "demo", "instruction": "Find knots.", **body}
+            exchange, _ = await over_http(client).post(path, told)
+            named = exchange.headers.get("x-quipu-ignored-fields")
+            assert named == ("instruction" if settings is EMBED else None)
+            exchange, _ = await over_http(client).post(path, {**told, "instruction": ""})
+            assert exchange.headers.get("x-quipu-ignored-fields") is None
+
+
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
 async def test_scores_of_embeddings(autojump_clock: trio.abc.Clock, path: str) -> None:
     """An embedding model scores by cosine; each text is one prompt, however many pairs it is in."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import orjson
 
 from quipu.actors.messages.scheduler import SequenceKind
@@ -21,7 +22,7 @@ from ..fields import missing, wrong_type
 from ..generation import GenerationRequest, read_model
 from ..stream import Transcript
 from .pooled_request import listed, pooled_request, pooled_usage
-from .scored_pairs import ScoredPairs, check_lengths, make_pairs
+from .scored_pairs import INSTRUCTION_FIELD, ScoredPairs, check_lengths, make_pairs, unused_instruction
 
 COHERE = "/v2/rerank"
 
@@ -67,7 +68,7 @@ async def read_rerank(endpoint: str, parsed: ParsedRequest) -> Reply:
     body = Body(parsed.body, endpoint)
     model = read_model(body, info)
     body.refuse_unsupported()
-    query, instruction = body.text("query"), body.optional_text("instruction")
+    query, instruction = body.text("query"), body.optional_text(INSTRUCTION_FIELD)
     if not query:
         raise bad_value("query", "must not be empty")
     documents = _read_documents(body, most)
@@ -76,6 +77,7 @@ async def read_rerank(endpoint: str, parsed: ParsedRequest) -> Reply:
     returns = body.flag("return_documents") if body.get("return_documents") is not None else endpoint != COHERE
     pairs = await make_pairs([query], documents, instruction, "documents", info)
     wanted = pooled_request(body, info, model, pairs.prompts, "documents", SequenceKind.SCORE)
+    wanted = attrs.evolve(wanted, unused_fields=unused_instruction(instruction, info))
     return RerankReply(
         wanted,
         parsed.request_id,

@@ -32,6 +32,7 @@ from .pooled_request import vector_of, with_default_prompt
 MAX_PROMPT_CHARS = 8 << 20
 """Of all prompts together."""
 _CHARS_AN_ITEM = 1 << 14
+INSTRUCTION_FIELD = "instruction"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -68,6 +69,11 @@ def check_lengths(body: Body, queries: Sequence[str], documents: Sequence[str]) 
         if most and any(4 * len(text) > most and len(text.encode()) > most for text in texts):
             problem = f"a text has more than {most} bytes, and single texts are not shortened here"
             raise bad_value(name, problem, "unsupported_parameter")
+
+
+def unused_instruction(instruction: str | None, info: ServingInfo) -> tuple[str, ...]:
+    """Return the path of `instruction` if it has no effect: an embedding model is asked nothing about its texts."""
+    return (INSTRUCTION_FIELD,) if instruction and info.task is Task.EMBED else ()
 
 
 async def make_pairs(

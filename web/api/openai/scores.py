@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import attrs
 import orjson
 
 from quipu.actors.messages.scheduler import SequenceKind
@@ -24,7 +25,7 @@ from ..generation import GenerationRequest, read_model
 from ..pooled_bodies import PAIRS
 from ..stream import Transcript
 from .pooled_request import listed, pooled_request, pooled_usage
-from .scored_pairs import ScoredPairs, check_lengths, make_pairs
+from .scored_pairs import INSTRUCTION_FIELD, ScoredPairs, check_lengths, make_pairs, unused_instruction
 
 
 class ScoreReply(Reply):
@@ -49,7 +50,7 @@ async def read_scores(endpoint: str, parsed: ParsedRequest) -> Reply:
     body = Body(parsed.body, endpoint)
     model = read_model(body, info)
     body.refuse_unsupported()
-    instruction = body.optional_text("instruction")
+    instruction = body.optional_text(INSTRUCTION_FIELD)
     one, other = _names_in(body)
     queries, documents = (_read_texts(body, name, most) for name in (one, other))
     if len(queries) not in (1, len(documents)):
@@ -59,6 +60,7 @@ async def read_scores(endpoint: str, parsed: ParsedRequest) -> Reply:
     check_lengths(body, queries, documents)
     pairs = await make_pairs(queries, documents, instruction, other, info)
     wanted = pooled_request(body, info, model, pairs.prompts, other, SequenceKind.SCORE)
+    wanted = attrs.evolve(wanted, unused_fields=unused_instruction(instruction, info))
     return ScoreReply(wanted, parsed.request_id, pairs.without_prompts())
 
 
