@@ -124,7 +124,8 @@ async def message_items(messages: Any, completion_id: str, pace: Pace) -> Sequen
         await pace.tick()
         item_id, content = f"{completion_id}-{index}", message.get("content")
         parts = content if type(content) is list else None
-        whole = {"id": item_id, **message, "content": None if parts is not None else content, "content_parts": parts}
+        text = None if parts is not None else content
+        whole = {**message, "id": item_id, "content": text, "content_parts": parts}
         try:
             stored.append(StoredItem(item_id, json_for_line(whole)))
         except orjson.JSONEncodeError:

@@ -114,6 +114,14 @@ async def test_stored_chat(stored: Stored, tmp_path: Path, stream: bool) -> None
         await chats.retrieve(name)
 
 
+async def test_messages_with_ids_of_their_own(stored: Stored) -> None:
+    """Messages are listed under the server's ids, by which the next page is asked for, whatever the client sent."""
+    messages: Any = [{**message, "id": "mine"} for message in SAID]
+    made = await stored.client.chat.completions.create(model="tiny", messages=messages, store=True)
+    listed = [message async for message in stored.client.chat.completions.messages.list(made.id, limit=1)]
+    assert [(message.id, message.content) for message in listed] == [(f"{made.id}-0", "hi"), (f"{made.id}-1", "ho")]
+
+
 async def test_chat_that_is_not_stored(stored: Stored, tmp_path: Path) -> None:
     """Without `store` nothing is kept of a chat, and its metadata has no effect, which the header says."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "unkept"}], "metadata": {"a": "b"}}
