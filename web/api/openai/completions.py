@@ -8,6 +8,7 @@ after it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -155,9 +156,8 @@ class CompletionWriter(ChunkWriter):
         return head
 
     def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
-        yield self._head(index) + b'"","prompt_token_ids":'
-        yield from id_pieces(token_ids)
-        yield self._tail()
+        # the usage so far is told as it is now, not when the client reads
+        return chain((self._head(index) + b'"","prompt_token_ids":',), id_pieces(token_ids), (self._tail(),))
 
     def prompt(self, delta: ScoredDelta, scores: TokenScores) -> Iterator[bytes]:
         head, tail, text, num_top = self._head(delta.index), self._tail(), delta.text, self._num_top

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
-from quipu.actors.messages.handler import Closed, Delta, Started
+from quipu.actors.messages.handler import Closed, Delta, OfPrompt, ScoredDelta, Started
 from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.prompts import InfillPrompt, TextPrompt, TokenPrompt
 from quipu.actors.messages.sampling import SamplingParams
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.asgi_client import Client
-from tests.web.fakes import FakeDesk, hello, record, scripted
+from tests.web.fakes import STARTED, FakeDesk, hello, record, scripted
 
 PATH = "/v1/completions"
 USAGE = {
@@ -120,6 +120,17 @@ async def test_continuous_usage() -> None:
     _, without = await Client(make_app(FakeDesk(scripted(*events)))).stream(PATH, request)
     assert [chunk["choices"] for chunk in without[:-1]] == [chunk["choices"] for chunk in chunks]
     assert all("usage" not in chunk for chunk in without[:-1])
+
+
+async def test_usage_beside_the_ids_of_a_prompt() -> None:
+    """A chunk with the ids of a prompt has the sums of its place in the stream, whenever its client reads it."""
+    prompt = ScoredDelta(0, "", 0, None, of_prompt=OfPrompt(token_ids=range(3)))
+    events = [STARTED, prompt, Delta(0, "a", 2, None), Delta(0, "", 1, FinishReason.LENGTH), Closed(record(), None)]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    request = body(stream=True, stream_options=options, return_token_ids=True)
+    _, chunks = await Client(make_app(FakeDesk(scripted(*events)))).stream(PATH, request)
+    assert chunks[0]["choices"][0]["prompt_token_ids"] == [0, 1, 2]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]] == [0, 2, 3, 3]
 
 
 async def test_tiers() -> None:
