@@ -63,6 +63,8 @@ class _Question:
     """It is part of what an incarnation has to load before it serves."""
     answered: trio.Event = attrs.field(factory=trio.Event)
     answer: AdapterLoaded | None = None
+    unloaded: set[str] = attrs.field(factory=set)
+    """Adapters that the engine has been told to unload since: its answer says nothing of these."""
 
 
 class Adapters:
@@ -179,7 +181,7 @@ class Adapters:
     def answer(self, engine: PooledEngine, message: AdapterLoaded) -> None:
         """Take an engine's answer. Raises AdapterRefused if this engine cannot serve beside others, or at all."""
         question = self._questions.pop(message.number, None)
-        if not message.error:
+        if not message.error and (question is None or message.digest not in question.unloaded):
             engine.adapters.add(message.digest)
         if question is not None:
             question.answer = message
@@ -188,6 +190,7 @@ class Adapters:
             self._drop_unless_needed(message.digest)
         elif question.restores:
             self._on_restored(question.adapter, message)
+            self._drop_unless_needed(message.digest)  # its last name may have gone meanwhile
 
     def on_engine_gone(self, engine: PooledEngine) -> None:
         """Note that an engine will not answer any more, and has no adapters."""
@@ -280,3 +283,6 @@ class Adapters:
             if digest in engine.adapters:
                 engine.adapters.discard(digest)
                 engine.queue.post(UnloadAdapter(digest))
+                for question in self._questions.values():
+                    if question.engine is engine:
+                        question.unloaded.add(digest)

@@ -9,7 +9,9 @@ import structlog.testing
 import trio
 import trio.testing
 
+from quipu.actors.messages.engine_adapters import AdapterMessage
 from quipu.actors.request_desk.adapters import AdapterRefused, UnknownAdapter
+from quipu.actors.request_desk.engine_pool import PooledEngine
 from quipu.actors.request_desk.interface import DeskClosed
 from quipu.kernels.fake import Dials
 from tests.actors.engine.adapter_folders import make_folder
@@ -115,6 +117,65 @@ async def test_unloading_is_not_cancelled(autojump_clock: trio.abc.Clock, tmp_pa
             assert await loaded(client) == [{adapter.digest}]
             ticket.leave()
         await trio.testing.wait_all_tasks_blocked()
+        assert await loaded(client) == [set()]
+
+
+@pytest.mark.parametrize("num_checkpoints", range(10))
+async def test_loaded_again_at_once(autojump_clock: trio.abc.Clock, tmp_path: Path, num_checkpoints: int) -> None:
+    """An adapter whose loading was cancelled, and is begun again, is in the engine while it is served."""
+    folder = str(make_folder(tmp_path / "adapter"))
+    async with small_runtime(max_loras=1) as client:
+        adapters = client.runtime.desk.adapters
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(adapters.load, "one", folder)
+            for _ in range(num_checkpoints):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        adapter = await adapters.load("one", folder, in_place=True)
+        assert await loaded(client) == [{adapter.digest}]
+        assert await ask(client, "one") == (text_of(continuation(PROMPT, 8, adapter=adapter.digest)), 0)
+
+
+@pytest.mark.parametrize("num_checkpoints", range(10))
+async def test_loaded_again_while_unloaded(
+    autojump_clock: trio.abc.Clock, tmp_path: Path, num_checkpoints: int
+) -> None:
+    """An adapter that is loaded again while the last request of its former name ends is in the engine."""
+    folder = str(make_folder(tmp_path / "adapter"))
+    async with small_runtime(Dials(step_seconds=1.0), max_loras=1) as client:
+        adapters = client.runtime.desk.adapters
+        adapter = await adapters.load("one", folder)
+        ticket = client.open(PROMPT, adapter=adapter.digest, max_tokens=100)
+        await trio.sleep(3.5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(adapters.unload, "one")
+            await trio.sleep(1.0)
+            nursery.start_soon(adapters.load, "one", folder)
+            for _ in range(num_checkpoints):
+                await trio.lowlevel.checkpoint()
+            ticket.leave()
+        assert await loaded(client) == [{adapter.digest}]
+        assert (await ask(client, "one"))[0] == text_of(continuation(PROMPT, 8, adapter=adapter.digest))
+
+
+async def test_unloaded_while_restored(
+    autojump_clock: trio.abc.Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter whose name goes while a new engine restores it takes none of the engine's places."""
+    async with small_runtime(max_loras=1) as client:
+        adapters = client.runtime.desk.adapters
+        await adapters.load("one", str(make_folder(tmp_path / "adapter")))
+        kill_engine(client)
+        restore = adapters.restore
+        async with trio.open_nursery() as nursery:
+
+            def restore_and_unload(engine: PooledEngine) -> list[AdapterMessage]:
+                nursery.start_soon(adapters.unload, "one")
+                return restore(engine)
+
+            monkeypatch.setattr(adapters, "restore", restore_and_unload)
+            nursery.start_soon(client.ask, PROMPT)
+        assert client.runtime.desk.pool.num_started == 2
         assert await loaded(client) == [set()]
 
 
