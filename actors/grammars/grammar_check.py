@@ -56,8 +56,10 @@ class GrammarChecker:
         try:
             return self._compiled(spec)
         except (GrammarError, ValueError) as error:
-            message = f"Invalid value for `{spec.param}`: {_reason(str(error), spec)}."
-            return RequestError(ErrorKind.INVALID, message, spec.param)
+            reason = _reason(str(error), spec)
+        except RecursionError:  # values that were read just within the interpreter's limit
+            reason = "it is nested too deeply"
+        return RequestError(ErrorKind.INVALID, f"Invalid value for `{spec.param}`: {reason}.", spec.param)
 
     def _compiled(self, spec: GrammarSpec) -> str:
         library = self._library

@@ -254,18 +254,26 @@ class Entry:
 
     def _compiled_process(self) -> GrammarFollower | None:
         """Return the process once it has compiled the grammar; None if it cannot."""
-        process = self._launched()
+        compiled = None
         for _ in range(MAX_LOSSES):
+            process = self._launched()
             refusal = None if process is None else process.wait_until_compiled()
             if process is None or (process.lost is None and refusal is None):
+                compiled = process
                 break
             reason = refusal or (None if process.lost is None else process.lost.reason)
-            self.close()
+            self._release(process)
             if reason is not None:
                 self._refusal = _failure(reason)
-            process = self._launched()
         self._set_ready()
-        return process
+        return compiled
+
+    def _release(self, process: GrammarFollower) -> None:
+        """Let go of a process, which the other thread may have replaced by now."""
+        with self._lock:
+            process.let_go()
+            if self._process is process:
+                self._process = None
 
     def _set_ready(self) -> None:
         with self._lock:

@@ -226,3 +226,13 @@ def test_calls_name_their_tool(keywords: dict[str, Any], told: str) -> None:
     assert told in refused.message and "\n" not in refused.message
     odd = "".join(forced_calls(form, [attrs.evolve(tools[1], name="%json x")], several=True))
     assert isinstance(GrammarChecker(tiny_grammars(), 9999).check(GrammarSpec(K.LARK, odd, "tools")), RequestError)
+
+
+@pytest.mark.parametrize("kind", [K.JSON_SCHEMA, K.LARK])
+def test_values_at_the_limit_of_the_stack(kind: GrammarKind) -> None:
+    """However deep the values of a schema are, it is served or refused, and the checking process goes on."""
+    checker = GrammarChecker(tiny_grammars(), MAX_BYTES)
+    for depth in range(900, 1024):
+        source = f'{{"oneOf": [{{"const": {"[" * depth}{"]" * depth}}}, {{"const": 1}}]}}'
+        found = checker.check(spec_of(kind, source if kind is K.JSON_SCHEMA else f"start: %json {source}"))
+        assert isinstance(found, RequestError) and found.kind is ErrorKind.INVALID and found.param == PARAM

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from quipu.actors.engine.executor import grammar_entry, grammar_follower, grammars
-from quipu.actors.engine.executor.grammar_entry import MAX_DEATHS, Mask, MaskLimits
+from quipu.actors.engine.executor.grammar_entry import MAX_DEATHS, MAX_LOSSES, Mask, MaskLimits
 from quipu.actors.engine.executor.grammar_follower import GrammarFollower
 from quipu.actors.engine.executor.grammars import GrammarMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
-from quipu.actors.fleet.forks.fork_server import ForkServer
+from quipu.actors.fleet.forks.fork_server import Fork, ForkServer
 from quipu.actors.grammars.grammar_text import grammar_text
 from quipu.actors.messages.sampling import OutputGrammar
 from quipu.actors.messages.scheduler import GRAMMAR_LOST
@@ -163,6 +163,24 @@ def test_grammar_whose_processes_are_always_killed(masks: GrammarMasks, monkeypa
 
     monkeypatch.setattr(GrammarFollower, "wait_until_compiled", kill_and_wait)
     assert masks_of(masks, sequence(DIGITS)) == [GRAMMAR_LOST]
+
+
+def test_processes_killed_while_they_compile(masks: GrammarMasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step gives up on a grammar whose processes are killed before they have compiled it, and the next one has its
+    masks: what a process says about compiling is not taken for masks."""
+    fork, killed = ForkServer.fork, list[int]()
+
+    def fork_and_kill(server: ForkServer, *shared: int) -> Fork:
+        forked = fork(server, *shared)
+        if len(killed) < MAX_LOSSES:
+            killed.append(forked.pid)
+            os.kill(forked.pid, signal.SIGKILL)
+        return forked
+
+    monkeypatch.setattr(ForkServer, "fork", fork_and_kill)
+    assert masks_of(masks, sequence(DIGITS)) == [GRAMMAR_LOST]
+    assert len(killed) == MAX_LOSSES
+    assert isinstance(masks_of(masks, sequence(DIGITS))[0], bytes)
 
 
 def test_process_that_forks_is_killed(masks: GrammarMasks, made: Made) -> None:
