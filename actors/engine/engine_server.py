@@ -39,6 +39,7 @@ from ..messages.engine_adapters import AdapterLoaded
 from ..messages.handler import LookedUp
 from ..messages.supervisor import EngineReady, EngineRefused, Heartbeat
 from ..shared.error_groups import first_leaf
+from ..shared.error_text import error_text
 from ..shared.step_record import StepRecord
 from .engine import Engine, EngineNews
 from .executor.loading import load_executor
@@ -152,7 +153,7 @@ def main(argv: list[str]) -> int:
         executor.warm_up()
         engine = Engine(config, executor, network)
     except (TiersRefused, NoPeerPort) as error:
-        return refuse(admission, str(error), log_writer)
+        return refuse(admission, error_text(error), log_writer)
     except (ValueError, *LOADING_ERRORS) as error:
         if is_shortage(error):
             log.error("engine.shortage", error=str(error) or type(error).__name__)
@@ -164,9 +165,9 @@ def main(argv: list[str]) -> int:
             return os.EX_TEMPFAIL
         if isinstance(error, ImportError | RuntimeError):
             raise
-        return refuse(admission, f"this checkpoint cannot be served: {error}", log_writer)
+        return refuse(admission, f"this checkpoint cannot be served: {error_text(error)}", log_writer)
     except KvEventsError as error:
-        return refuse(admission, f"KV events: {error}", log_writer)
+        return refuse(admission, f"KV events: {error_text(error)}", log_writer)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 1000)

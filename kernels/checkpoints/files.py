@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
+
+from .gguf_file import shown
 
 STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """Supported dtypes of plain tensors, by their name in headers."""
@@ -32,6 +35,9 @@ READ_DTYPES = STORED_DTYPES | {
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the format."""
+_MAX_NAME_CHARACTERS = 1024
+_MAX_DIMENSIONS = 64
+_MAX_NUMBER = 2**63 - 1
 _BYTES = {"F64": 8, "U64": 8, "U32": 4, "I16": 2, "U16": 2, "BOOL": 1}
 
 
@@ -141,9 +147,13 @@ def _parse_header(header: bytes, path: Path, size: int) -> list[StoredTensor]:
 
 
 def _describe(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
+    if not _is_name(name):
+        raise ValueError(f"{path.name} cannot be read: invalid name of a tensor, {shown(name)}")
     try:
-        dtype, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-        if not all(isinstance(number, int) and number >= 0 for number in (*shape, start, end)):
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        if not isinstance(dtype, str) or not _is_name(dtype) or len(shape) > _MAX_DIMENSIONS:
+            raise ValueError
+        if not all(isinstance(number, int) and 0 <= number <= _MAX_NUMBER for number in (*shape, start, end)):
             raise ValueError
     except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"{path.name} cannot be read: invalid header entry for tensor {name}") from None
@@ -156,11 +166,17 @@ def _describe(path: Path, name: str, entry: Any, begin: int) -> StoredTensor:
     return StoredTensor(name, path, dtype, shape, begin + start, begin + end)
 
 
+def _is_name(text: str) -> bool:
+    """Return whether a text may be in messages as it is: JSON may have halves of characters, and very long names."""
+    return len(text) <= _MAX_NAME_CHARACTERS and text.isprintable()
+
+
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{max(names, key=names.count)} is in it twice")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{name if _is_name(name) else shown(name)} is in it twice")
+    return found
 
 
 class MappedFiles:

@@ -145,6 +145,17 @@ def test_entries_that_are_not_understood(tmp_path: Path) -> None:
         assert shown == ["attention_gate", "new_norm"]
 
 
+def test_an_entry_that_is_no_text(tmp_path: Path) -> None:
+    """An engine says why it refuses a checkpoint even if its files have halves of characters, which cannot be sent."""
+    folder = tmp_path / "odd"
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"half \ud800": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    ended = run_quipu(*serve_command(str(folder)), "--port", "0", folder=tmp_path)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert r"entries that are not understood: half \ud800." in ended.stderr, ended.stderr
+
+
 def test_gguf_file(tmp_path: Path) -> None:
     """A GGUF file is served from its keys and tensors alone, with the tokens of the checkpoint it was made from."""
     file = tmp_path / "small-q8.gguf"

@@ -22,6 +22,7 @@ from ...messages.engine_adapters import AdapterLoaded, AdapterMessage, KeepAdapt
 from ...messages.executor import Barrier, DropAdapter, ExecutorMessage, StepPlan
 from ...messages.mover import BarrierPassed
 from ...messages.scheduler import StepResult
+from ...shared.error_text import error_text
 from ...threads import run_in_thread
 from .plan_queue import PlanQueue, run_plans
 from .step_runner import Executor
@@ -87,7 +88,7 @@ async def _load_adapter(executor: Executor, message: LoadAdapter) -> AdapterLoad
         else:
             digest = await run_in_thread(executor.adapters.load, message.folder, message.digest)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        return AdapterLoaded(message.number, message.digest, str(error) or type(error).__name__)
+        return AdapterLoaded(message.number, message.digest, error_text(error))
     return AdapterLoaded(message.number, digest)
 
 

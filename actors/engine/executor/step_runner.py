@@ -34,6 +34,7 @@ from quipu.kernels.step_errors import is_context_lost, is_out_of_memory
 from ...messages.executor import StepPlan
 from ...messages.sampling import OutputGrammar
 from ...messages.scheduler import StepDone, StepDropped, StepFailed, StepResult
+from ...shared.error_text import error_text
 from ...shared.step_record import StepRecord
 from .batch_builder import make_batch, payloads_of, tokens_by_row
 from .block_copies import confirmed_copies
@@ -188,7 +189,7 @@ class Executor:
             if following is not None:
                 self._drop(following)
             self._take_back(plan, rows)
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error_text(error)}"
             return StepFailed(plan.step, plan.generation, reason, out_of_memory=is_out_of_memory(error))
         finally:
             if following is not None:

@@ -34,6 +34,12 @@ def header(text: bytes, *, length: int | None = None) -> Callable[[Path], object
     return lambda folder: (folder / WEIGHTS).write_bytes((length or len(text)).to_bytes(8, "little") + text)
 
 
+def entries(*names: str, **changes: object) -> Callable[[Path], object]:
+    """Write a header with entries of these names, each of one number."""
+    entry = json.dumps({"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes})
+    return header(b"{%s}" % b",".join(b"%s:%s" % (json.dumps(name).encode(), entry.encode()) for name in names))
+
+
 def deep_config(folder: Path) -> None:
     (folder / CONFIG).write_text("[" * 100_000)
 
@@ -63,6 +69,12 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights are cut": (lambda folder: os.truncate(folder / WEIGHTS, 2000), "truncated"),
     "header is too long": (header(b"{}", length=1 << 60), "header"),
     "header is deep": (header(b"[" * 100_000), "nested too deeply"),
+    "a name that is no text": (entries("half \ud800"), r"invalid name of a tensor, 'half \\ud800'"),
+    "a name of many characters": (entries("a" * 100_000), "invalid name of a tensor, 'a{50,100}...$"),
+    "numbers of many digits": (entries(Q_A, shape=[10**4000] * 1000), f"invalid header entry for tensor {Q_A}$"),
+    "many dimensions": (entries(Q_A, shape=[1] * 1000), f"invalid header entry for tensor {Q_A}$"),
+    "a dtype of many characters": (entries(Q_A, dtype="F" * 100_000), f"invalid header entry for tensor {Q_A}$"),
+    "many names, and one twice": (entries(*map(str, range(50_000)), "7"), "damaged .7 is in it twice"),
     "a rank beyond the limit": (lambda folder: change_config(folder, r=9), "rank 9.*--max-lora-rank"),
     "another rank": (lambda folder: change_config(folder, r=5), "shape"),
     "no module": (lambda folder: change_config(folder, target_modules=["query"]), "not target"),
