@@ -50,6 +50,7 @@ class RuntimeConfig:
         5.0,
         "--chat-template-timeout",
         above=0,
+        maximum=3600,
         metavar="SECONDS",
         help="time limit for compiling the chat template, and for rendering a request, which otherwise gets a 400",
         group="text",

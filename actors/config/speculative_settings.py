@@ -45,6 +45,7 @@ class SpeculativeSettings(TierSettings):
         0.0,
         "--speculative-kv-cost",
         minimum=0,
+        maximum=1_000_000_000,
         metavar="COST",
         help="with --speculative-costs, what it costs in addition if a token reads the KV of 1,000 others",
         group="speculation",

@@ -23,6 +23,7 @@ from .setting_flags import integer, number, parse_size
 FOLDER: Final = "batches"
 """Within the data directory."""
 _LIMITS: Final = BatchLimits()
+_DAYS: Final = Bounds(above=0, maximum=36_500)
 _PARTY: Final = ("", True)
 """As whom the server asks its own ledger."""
 
@@ -50,7 +51,7 @@ def add_batch_flags(add: Callable[..., Any]) -> None:
     waiting = "maximum number of batches of one tenant that have not ended (default: %(default)s)"
     count("--max-open-batches", default=_LIMITS.max_open_batches, metavar="N", help=waiting)
     ttl = "days after which files, and batches that have ended, are deleted (default: 30)"
-    add("--file-ttl", type=number(Bounds(above=0)), default=_LIMITS.file_ttl_s / DAY_S, metavar="DAYS", help=ttl)
+    add("--file-ttl", type=number(_DAYS), default=_LIMITS.file_ttl_s / DAY_S, metavar="DAYS", help=ttl)
 
 
 def batch_limits(arguments: argparse.Namespace) -> BatchLimits:

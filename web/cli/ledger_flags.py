@@ -34,7 +34,7 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     retention = "delete older records from the database; 0 keeps them for ever (default)"
     amount("--ledger-retention-days", default=0.0, metavar="DAYS", help=retention)
     segments = "size of a segment of the write-ahead file"
-    add("--ledger-segment-bytes", type=int, default=8 << 20, metavar="BYTES", help=segments)
+    add("--ledger-segment-bytes", type=integer(Bounds(minimum=1)), default=8 << 20, metavar="BYTES", help=segments)
     window = "how long an Idempotency-Key is remembered (default: a day)"
     amount("--idempotency-window", default=86_400.0, metavar="SECONDS", help=window)
     keys = "how many Idempotency-Keys of a tenant are remembered; the oldest are forgotten first"

@@ -17,6 +17,8 @@ from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.request_desk.adapters import NAME_RULE, is_adapter_name
 from quipu.actors.shared.checkpoint import DEMO_ADAPTER, DEMO_ADAPTER_NAME, CheckpointError
 
+from .one_line_parser import folder as named_folder
+
 DEFAULT_ADAPTERS = 4
 DEFAULT_RANK = 16
 
@@ -48,7 +50,7 @@ def add_lora_flags(add: Callable[..., Any]) -> None:
     )
     add(
         "--lora-dir",
-        type=Path,
+        type=lambda text: Path(named_folder(text)),
         metavar="FOLDER",
         help="where adapters must lie that are loaded while the server runs (POST /v1/load_lora_adapter)",
     )

@@ -124,6 +124,13 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
     return found
 
 
+def filled(text: str) -> str:
+    """Refuse an empty value, as a variable without one gives: it must not read as "not secured", or "here"."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
 def folder(text: str) -> str:
     """Check the name of a folder. An empty one, as a variable without a value gives, would be the current folder."""
     if not text:

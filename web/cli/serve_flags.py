@@ -21,7 +21,7 @@ from .generation_config import AUTO
 from .keys import add_key_flags
 from .ledger_flags import add_ledger_flags
 from .lora_flags import add_lora_flags
-from .one_line_parser import folder
+from .one_line_parser import filled, folder
 from .response_flags import add_store_flags
 from .setting_flags import GROUPS, add_settings, integer, number, parse_size
 from .upstream_flags import add_upstream_flags
@@ -66,9 +66,16 @@ def add_serve_flags(command: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on")
     port = integer(Bounds(minimum=0, maximum=65535))
     add("--port", type=port, default=8000, help="port to listen on; 0 takes a free one")
-    add("--served-model-name", nargs="+", metavar="NAME", help="names that clients may ask for (default: the model's)")
+    add(
+        "--served-model-name",
+        type=filled,
+        nargs="+",
+        metavar="NAME",
+        help="names that clients may ask for (default: the model's)",
+    )
     add(
         "--generation-config",
+        type=folder,
         default=AUTO,
         metavar="auto|vllm|FOLDER",
         help="where defaults of sampling fields come from: the checkpoint's generation_config.json (auto, the "

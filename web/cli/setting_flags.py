@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -20,6 +21,7 @@ from quipu.actors.config.engine_roles import EngineRole, are_apart
 from quipu.actors.config.runtime_config import SETTINGS
 
 from .kv_events_flag import parse_kv_events
+from .one_line_parser import filled
 
 GROUPS = {
     "engine": "engine, weights and KV cache",
@@ -41,7 +43,10 @@ _ALIASES: Mapping[str, Mapping[str, str]] = {"dtype": {"half": "float16", "float
 """vLLM's names of values, by setting."""
 _UNSET: Mapping[str, tuple[str, ...]] = {"max_model_len": ("auto", "-1")}
 """Values of vLLM's that stand for no value, by setting."""
-_COUNT = re.compile(r"(\d+)(?:(\.\d+)?([kmg])|([KMG]))")
+_MOST: Final = (1 << 63) - 1
+"""The largest whole number that an engine can be told, or a database can keep."""
+_REPRESENTED: Final = Bounds(maximum=_MOST)
+_COUNT = re.compile(r"(\d{1,30})(?:(\.\d+)?([kmg])|([KMG]))")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(iB|B)?|B)?")
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 MAX_PASS_COSTS = 64
@@ -104,7 +109,7 @@ def integer(bounds: Bounds) -> Callable[[str], int]:
 
     As in vLLM, `32k` is 32,000, `25.6k` is 25,600 and `32K` is 32,768.
     """
-    return lambda text: _within(bounds, _parse(_whole, text, "a whole number"))
+    return lambda text: _within(_REPRESENTED, _within(bounds, _parse(_whole, text, "a whole number")))
 
 
 def _whole(text: str) -> int:
@@ -115,7 +120,7 @@ def _whole(text: str) -> int:
     digits, fraction, decimal, binary = match.groups(default="")
     if binary:
         return int(int(digits) * 1024 ** _POWERS[binary.lower()])
-    return int(float(digits + fraction) * 1000 ** _POWERS[decimal])
+    return int(Decimal(digits + fraction) * 1000 ** _POWERS[decimal])
 
 
 def number(bounds: Bounds) -> Callable[[str], float]:
@@ -133,8 +138,8 @@ def parse_size(text: str) -> int:
     if match is not None:
         number, letter, ending = match.groups(default="")
         is_decimal = ending == "B" or (ending == "" and letter.islower())
-        size = int(float(number) * (1000 if is_decimal else 1024) ** _POWERS.get(letter.lower(), 0))
-        if size > 0:
+        size = int(Decimal(number) * (1000 if is_decimal else 1024) ** _POWERS.get(letter.lower(), 0))
+        if 0 < size <= _MOST:
             return size
     raise argparse.ArgumentTypeError(f"must be a size such as 4GiB or 512MiB, not {text!r}")
 
@@ -212,7 +217,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 _READERS: Mapping[str, Callable[[Bounds], Callable[[str], Any]]] = {
     "integer": integer,
     "number": number,
-    "text": lambda _: str,
+    "text": lambda _: filled,
     "size": lambda _: parse_size,
     "kv_events": lambda _: parse_kv_events,
     "engines": lambda bounds: partial(parse_engines, bounds),

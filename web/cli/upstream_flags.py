@@ -105,14 +105,17 @@ def _read_keys(path: Path) -> dict[str, str]:
     """Return the keys of a file, by URL."""
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_KEY_FILE_BYTES).decode()
+            data = file.read(MAX_KEY_FILE_BYTES + 1)
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UpstreamError(f"cannot read {path}: {type(error).__name__}") from None
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise UpstreamError(f"{path} is larger than {MAX_KEY_FILE_BYTES} bytes")
     pairs: list[tuple[str, str]] = []
     if text.lstrip().startswith("{"):
         try:
             values = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UpstreamError(f"{path} is not valid JSON") from None
         pairs = list(values.items())
     else:

@@ -61,10 +61,10 @@ def tracing_config(flag: str | None, environ: Mapping[str, str]) -> TracingConfi
 
 
 def _whole_url(flag: str) -> str:
-    url = urlsplit(flag)
     try:
+        url = urlsplit(flag)
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # for an invalid port
+    except ValueError:  # for an invalid host or port
         usable = False
     if not usable:
         raise TracingError(f"--otlp-traces-endpoint: not an http or https URL: {flag}")

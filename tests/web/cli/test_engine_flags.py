@@ -89,6 +89,15 @@ def test_invalid_share(share: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("--step-timeout", "-1", "must be at least 0, not -1"),
         ("--shutdown-timeout", "-1", "at least 0"),
         ("--shutdown-timeout", "soon", "a number"),
+        ("--max-waiting-tokens", str(1 << 63), f"must be at most {(1 << 63) - 1}, not 9"),
+        ("--max-waiting-tokens", "9" * 20 + "k", f"must be at most {(1 << 63) - 1}, not 9"),
+        ("--max-waiting-tokens", "9" * 400 + "k", "a whole number"),
+        ("--port", "9" * 4000, "between 0 and 65535"),
+        ("--max-idempotency-keys", str(1 << 63), f"must be at most {(1 << 63) - 1}, not 9"),
+        ("--ledger-segment-bytes", "many", "a whole number"),
+        ("--file-ttl", "inf", "must be greater than 0 and at most 36500, not inf"),
+        ("--chat-template-timeout", "inf", "must be greater than 0 and at most 3600, not inf"),
+        ("--speculative-kv-cost", "inf", "must be between 0 and 1000000000, not inf"),
     ],
 )
 def test_invalid_numbers(flag: str, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +106,20 @@ def test_invalid_numbers(flag: str, text: str, words: str, capsys: pytest.Captur
         make_parser().parse_args(["serve", "demo", f"{flag}={text}"])
     stderr = capsys.readouterr().err
     assert f"argument {flag}: " in stderr and words in stderr
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--link-tls-cert", "--link-tls-key", "--link-tls-ca", "--kv-disk", "--kv-remote-encrypt", "--draft-model"),
+        *("--served-model-name", "--lora-dir", "--generation-config", "--data-dir", "--tool-call-parser"),
+    ],
+)
+def test_empty_texts(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag whose value is empty, as that of a variable that is not set, is neither ignored nor the current folder."""
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["serve", "demo", f"{flag}="])
+    assert f"argument {flag}: must " in capsys.readouterr().err
 
 
 def test_valid_times() -> None:

@@ -25,6 +25,8 @@ from tests.tiny import TINY
         ("2 TiB", 2 << 40),
         ("4294967296", 4 << 30),
         ("100B", 100),
+        ("9007199254740993", (1 << 53) + 1),
+        ("9223372036854775807", (1 << 63) - 1),
     ],
 )
 @pytest.mark.parametrize("flag", ["--kv-cache-memory", "--kv-cache-memory-bytes"])
@@ -39,6 +41,7 @@ def test_sizes(text: str, num_bytes: int, flag: str) -> None:
     ("flag", "text"),
     [
         *(("--kv-cache-memory", text) for text in ("0", "-4GiB", "4XB", "GiB", "4 4", "", "4iB", "1e9")),
+        *(("--kv-cache-memory", text) for text in (str(1 << 63), "8388608T", "9" * 400, "9" * 5000 + "GiB")),
         *(("--kv-host-memory", text) for text in ("0", "-4GiB", "4XB", "")),
         *(("--gpu-memory-utilization", text) for text in ("0", "1.1", "-1", "nan", "much")),
         ("--determinism", "loose"),

@@ -18,7 +18,16 @@ def parsed(*flags: str) -> object:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("2k", 2000), ("2K", 2048), ("2.5k", 2500), ("1m", 10**6), ("1M", 1 << 20), ("1g", 10**9), ("2048", 2048)],
+    [
+        ("2k", 2000),
+        ("2K", 2048),
+        ("2.5k", 2500),
+        ("1.001k", 1001),
+        ("1m", 10**6),
+        ("1M", 1 << 20),
+        ("1g", 10**9),
+        ("2048", 2048),
+    ],
 )
 @pytest.mark.parametrize("flag", ["--max-model-len", "--max-num-batched-tokens"])
 def test_counts(flag: str, text: str, number: int) -> None:

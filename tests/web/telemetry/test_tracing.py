@@ -248,7 +248,7 @@ def test_endpoint(flag: str | None, environ: dict[str, str], expected: Any) -> N
     assert tracing_config(flag, environ) == (TracingConfig(expected) if isinstance(expected, str) else expected)
 
 
-@pytest.mark.parametrize("flag", ["collector:4317", "grpc://c", "http://", "http://c:99999"])
+@pytest.mark.parametrize("flag", ["collector:4317", "grpc://c", "http://", "http://c:99999", "http://["])
 def test_invalid_endpoint(flag: str) -> None:
     """An invalid flag is refused by name."""
     with pytest.raises(TracingError, match="--otlp-traces-endpoint"):
