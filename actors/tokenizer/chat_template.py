@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -31,6 +32,7 @@ from .message_spans import find_part_ends
 from .plain_chat import (
     ONLY_SINGLE_CALLS,
     as_json,
+    object_arguments,
     parts_of,
     plain_calls,
     plain_reasoning,
@@ -88,7 +90,8 @@ class ChatTemplate:
     def render(self, chat: ChatPrompt, max_characters: int = sys.maxsize) -> RenderedChat:
         """Render a chat. Raises TemplateError, and ChatTooLong beyond `max_characters`.
 
-        If the template refuses the chat, later system messages are merged into the first.
+        If the template refuses the chat, later system messages are merged into the first, and arguments that are text
+        are put into objects.
         """
         if chat.tools and self._for_tools is not None:
             return self._for_tools.render(chat, max_characters)
@@ -113,14 +116,11 @@ class ChatTemplate:
             chat = without_developer(chat)
         try:
             return self._render_as_is(chat, max_characters)
-        except TemplateError as refused:
-            merged = merge_upward(chat)
-            if merged is None:
-                raise
-            try:
-                return self._render_as_is(merged, max_characters)
-            except TemplateError:
-                raise refused from None
+        except TemplateError:
+            for other in _rearranged(chat):
+                with suppress(TemplateError):
+                    return self._render_as_is(other, max_characters)
+            raise
 
     def _render_as_is(self, chat: ChatPrompt, max_characters: int) -> RenderedChat:
         try:
@@ -184,6 +184,14 @@ class ChatTemplate:
         if not found:
             raise TemplateError("The chat template does not show the last message, so it cannot be continued.")
         return text
+
+
+def _rearranged(chat: ChatPrompt) -> Iterator[ChatPrompt]:
+    """Yield the same chat in other forms, which its template may accept."""
+    objects = object_arguments(chat.messages)
+    forms = [chat] if objects is None else [chat, attrs.evolve(chat, messages=objects)]
+    yield from forms[1:]
+    yield from (merged for form in forms if (merged := merge_upward(form)) is not None)
 
 
 def _contents_with_images(messages: Sequence[Mapping[str, Any]]) -> list[str]:

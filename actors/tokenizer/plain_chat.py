@@ -13,6 +13,8 @@ from ..messages.images import IMAGE_MARK
 
 Message = Mapping[str, Any]
 
+RAW_ARGUMENTS = "raw_arguments"
+"""The only argument of a call whose arguments are no JSON object, where there has to be one."""
 ONLY_SINGLE_CALLS = ("single tool-calls at once", "max 1 tool call per message")
 """How templates say that they take no second call of a message: Llama 3's refuse it, that of gpt-oss drops it."""
 
@@ -87,6 +89,30 @@ def _call_text(call: Mapping[str, Any]) -> str:
     function = call["function"]
     named = as_json({"name": function["name"], "arguments": function["arguments"]})
     return f"<tool_call>\n{named}\n</tool_call>"
+
+
+def object_arguments(messages: Sequence[Message]) -> tuple[Message, ...] | None:
+    """Make objects of arguments that are text, for templates that write one argument after the other.
+
+    Return None if there are none.
+    """
+    if not any(_has_text(call) for message in messages for call in message.get("tool_calls") or ()):
+        return None
+    return tuple(
+        {**message, "tool_calls": [*map(_with_object, message["tool_calls"])]} if message.get("tool_calls") else message
+        for message in messages
+    )
+
+
+def _has_text(call: Mapping[str, Any]) -> bool:
+    return isinstance(call["function"]["arguments"], str)
+
+
+def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not _has_text(call):
+        return call
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": {RAW_ARGUMENTS: function["arguments"]}}}
 
 
 def plain_reasoning(message: Message) -> Message:

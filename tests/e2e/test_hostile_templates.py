@@ -70,12 +70,12 @@ def test_endless_templates(tmp_path: Path) -> None:
 
 
 def test_unprintable_values(fake: Server) -> None:
-    """Lone surrogates in arguments, and inputs nested nearly to the limit for JSON, get a 400 that names the field."""
+    """Lone surrogates in arguments are text as they came; inputs nested nearly to the limit for JSON get a 400."""
     output = {"type": "function_call_output", "call_id": "1", "output": "y"}
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a":"\\ud800"}'}
     fields = {"model": "demo", "max_output_tokens": 1, "input": [{"role": "user", "content": "x"}, call, output]}
     answer = fake.post("/v1/responses", fields)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input[1].arguments"
+    assert answer.status_code == 200
     deep = '{"a":' * 990 + "1" + "}" * 990
     turns = [
         '{"role":"user","content":"x"}',

@@ -178,6 +178,25 @@ def test_template_with_tools_of_the_system_message() -> None:
     assert render(source, ChatPrompt(HISTORY[1:2], tools=tools)).startswith(f"[system]|{listed}[user]")
 
 
+@pytest.mark.parametrize("listed", ["call.function.arguments.items()", "call.function.arguments | items"])
+def test_template_that_lists_arguments(listed: str) -> None:
+    """Arguments that are no object are the only one, as in the Messages API, for templates that list arguments."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or [] %}{% for k, v in LISTED %}{{ k }}={{ v }};"
+        "{% endfor %}{% endfor %}{% endfor %}{% if tools %}{{ tools }}{% endif %}"
+    ).replace("LISTED", listed)
+    begun = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"town": "Cus'}}
+    asked = message("assistant", "", tool_calls=[call("weather", town="Cusco"), begun])
+    results = [message("tool", "Rain.", tool_call_id=name) for name in ("weather", "c")]
+    shown = '[assistant]town=Cusco;raw_arguments={"town": "Cus;[tool]Rain.[tool]Rain.'
+    assert render(source, ChatPrompt((HISTORY[1], asked, *results))) == f"[user]Weather?{shown}"
+    late = ChatPrompt((HISTORY[1], asked, *results, message("system", "Be brief.")))
+    assert render(source, late) == f"[system]Be brief.[user]Weather?{shown}"
+    with pytest.raises(TemplateError, match="late"):
+        render(source + "{{ raise_exception('late') }}", late)
+
+
 def test_plain_chats_are_not_converted() -> None:
     """An unusual role is passed to the template unchanged."""
     assert "<|im_start|>tool\nx<|im_end|>" in render(PLAIN_TEMPLATE, ChatPrompt((message("tool", "x"),)))

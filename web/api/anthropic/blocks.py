@@ -16,12 +16,12 @@ import msgspec
 import orjson
 
 from quipu.actors.messages.output import ArgumentsDelta, CallBegin, CallEnd, OutputEvent, ReasoningDelta, TextDelta
+from quipu.actors.tokenizer.plain_chat import RAW_ARGUMENTS
 
 from ...http.sse import json_for_line
 from ..content import Block, CallBlock, CallIds, Content, ReasoningBlock, opaque_text
 
 CALL_ID_PREFIX = "toolu_"
-RAW_ARGUMENTS = "raw_arguments"
 _WHITESPACE = " \t\r\n"
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 """Checks JSON without making its values: 2 ms for a megabyte of the worst kind."""

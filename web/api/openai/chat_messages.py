@@ -32,8 +32,6 @@ _RESULTS = ("tool", "function")
 _TEXTS, _ANSWERS = ("text",), ("text", "refusal")
 """Types of parts."""
 _UNREADABLE = ("image_url", "input_audio", "file")
-_HALF_A_CHARACTER = "surrogate"
-"""In orjson's message about a lone surrogate, which no tokenizer can encode."""
 
 
 @attrs.frozen
@@ -214,8 +212,6 @@ async def read_arguments(fields: Fields, pace: Pace) -> Any:
     pace.rest()
     try:
         value = await parse_json(arguments.encode())
-    except (InvalidJson, TooComplex) as error:
-        if _HALF_A_CHARACTER in str(error):
-            raise bad_value(param, f"not valid JSON: {error}", "invalid_json") from None
+    except (InvalidJson, TooComplex):
         return arguments
     return value if isinstance(value, dict) else arguments
