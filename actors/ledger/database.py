@@ -49,7 +49,9 @@ def sqlite_url(data_dir: Path) -> str:
 
 def redacted(url: str) -> str:
     """Return a URL without its password, for messages."""
-    return parse_url(url).render_as_string(hide_password=True)
+    parsed = parse_url(url)
+    secrets = [name for name in parsed.query if "password" in name.lower() or "secret" in name.lower()]
+    return parsed.difference_update_query(secrets).render_as_string(hide_password=True)
 
 
 def parse_url(url: str) -> sa.URL:

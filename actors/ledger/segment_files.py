@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import attrs
 
+from ..shared.private_files import sync_folder
 from .entries import Entry, parse_line
 
 SUFFIX: Final = ".wal"
@@ -95,7 +96,7 @@ class DiskStorage:
         try:
             _allocate(fd, size)
             os.fsync(fd)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except OSError:
             os.close(fd)
             path.unlink()
@@ -200,11 +201,3 @@ def _allocate(fd: int, size: int) -> None:
         zeros = bytes(min(size, 1 << 20))  # the file system cannot allocate: write instead
         for offset in range(0, size, len(zeros)):
             os.pwrite(fd, zeros[: size - offset], offset)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

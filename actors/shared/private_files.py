@@ -44,7 +44,10 @@ def make_private_database(path: Path) -> None:
 
 
 def write_private_once(path: Path, data: bytes) -> None:
-    """Make a file at a path where other processes may make one, too: the first one stays. Raises OSError."""
+    """Make a file at a path where other processes may make one, too: the first one stays. Raises OSError.
+
+    What was made with a key is worth nothing without it: once this returns, the file survives a power loss.
+    """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
     try:
@@ -56,3 +59,13 @@ def write_private_once(path: Path, data: bytes) -> None:
             os.link(new, path)
     finally:
         new.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names of a folder's files to the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

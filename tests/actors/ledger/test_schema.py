@@ -112,3 +112,5 @@ def test_bad_url(url: str) -> None:
 def test_password_is_never_shown() -> None:
     """A URL that is logged or shown has no password."""
     assert redacted("postgresql://user:s3cret@host/db") == "postgresql+psycopg://user:***@host/db"
+    in_query = "postgresql://host/db?password=s3cret&sslmode=require&sslpassword=s3cret&oauth_client_secret=s3cret"
+    assert redacted(in_query) == "postgresql+psycopg://host/db?sslmode=require"
