@@ -17,7 +17,7 @@ from ..item_shapes import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADA
 from .response_state import ResponseState
 
 MAX_ECHOED = 1 << 16
-"""Characters of `tools`, and of `tool_choice`, that a response repeats; what is beyond them is left out."""
+"""Characters of `tools`, and of each other field, that a response repeats; what is beyond them is left out."""
 MAX_ECHOED_DEPTH = 128
 _VALUE_CHARS = 8
 """For each value, besides the characters of a string."""
@@ -34,7 +34,7 @@ def read_echo(fields: Fields, wanted: GenerationRequest, state: ResponseState) -
         "background": state.is_background,
         **({} if state.conversation is None else {"conversation": {"id": state.conversation}}),
         "frequency_penalty": rules.frequency_penalty,
-        "instructions": fields.get("instructions"),
+        "instructions": _repeated(fields.get("instructions")),
         "max_output_tokens": wanted.max_tokens,
         "max_tool_calls": fields.integer("max_tool_calls"),
         "metadata": read_metadata(fields),
@@ -42,13 +42,13 @@ def read_echo(fields: Fields, wanted: GenerationRequest, state: ResponseState) -
         "parallel_tool_calls": fields.flag("parallel_tool_calls"),
         "presence_penalty": rules.presence_penalty,
         "previous_response_id": state.previous,
-        **{name: fields.optional_text(name) for name in _TEXTS},
+        **{name: _repeated(fields.optional_text(name)) for name in _TEXTS},
         "reasoning": _read_reasoning(fields.fields("reasoning")),
         "service_tier": "default",
         "store": state.is_stored,
         "temperature": wanted.sampling.temperature,
         "text": {"format": _read_format(fields.fields("text"))},
-        "tool_choice": next(iter(_small([choice])), "auto") if choice else "auto",
+        "tool_choice": _repeated(choice) or "auto",
         "tools": [_whole_tool(tool) for tool in _small(fields.get("tools") or [])],
         "top_logprobs": fields.integer("top_logprobs") or 0,
         "top_p": wanted.sampling.top_p,
@@ -68,9 +68,9 @@ def _read_format(text: Fields) -> Mapping[str, Any]:
     if form.get("type") is None:
         return {"type": "text"}
     names = ("type", "name", "description", "strict")
-    told = {name: form.get(name) for name in names if form.get(name) is not None}
+    told = {name: value for name in names if (value := _repeated(form.get(name))) is not None}
     if form.get("schema") is not None:
-        told["schema"] = next(iter(_small([form.get("schema")])), {})
+        told["schema"] = _repeated(form.get("schema")) or {}
     return told
 
 
@@ -94,6 +94,11 @@ def _whole_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if tool.get("type") == "namespace" and type(tool.get("tools")) is list:
         return {**tool, "tools": [_whole_tool(inner) for inner in tool["tools"]]}
     return {**dict.fromkeys(_FUNCTION_FIELDS), **tool} if tool.get("type") == "function" else tool
+
+
+def _repeated(value: Any) -> Any:
+    """Return a value that is small enough to be repeated, None for any other."""
+    return next(iter(_small([value])), None)
 
 
 def _small(values: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from quipu.actors.messages.handler import Closed, Delta
 from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
+from quipu.web.api.openai.responses_echo import MAX_ECHOED
 from quipu.web.app import make_app
 from quipu.web.options import AppOptions
 from tests.web.asgi_client import Client
@@ -100,6 +101,19 @@ async def test_request_is_echoed() -> None:
     _, answer = await Client(make_app(FakeDesk())).post(PATH, BODY)
     assert (answer["temperature"], answer["top_p"], answer["metadata"], answer["tool_choice"]) == (1.0, 1.0, {}, "auto")
     assert answer["text"] == {"format": {"type": "text"}} and answer["truncation"] == "disabled"
+
+
+@pytest.mark.parametrize("name", ["instructions", "user", "safety_identifier", "prompt_cache_key", "text"])
+async def test_what_is_echoed_is_small(name: str) -> None:
+    """Each version of a response repeats a text only if that is small, since it is encoded anew each time."""
+    for length, is_told in ((MAX_ECHOED // 2, True), (MAX_ECHOED, False)):
+        given: Any = "x" * length
+        if name == "text":
+            given = {"format": {"type": "json_schema", "name": "f", "schema": {}, "description": given}}
+        async with Client(make_app(FakeDesk())).open("POST", PATH, {**BODY, name: given, "stream": True}) as exchange:
+            await exchange.wait_started()
+            data = await exchange.read()
+        assert data.count(b"x" * length) == 3 * is_told  # created, in progress, completed
 
 
 async def test_tiers_on_request() -> None:
