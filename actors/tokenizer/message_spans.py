@@ -24,7 +24,7 @@ from ..messages.prompts import ChatPart, ChatPrompt, PartSpan
 
 _BEGIN, _END = "\ufdd2", "\ufdd3"
 """Noncharacters: they never occur in text, and no template treats them specially."""
-_MARKER = re.compile(f"{_BEGIN}([0-9]+){_END}")
+_MARKER = re.compile(f"{_BEGIN}([0-9]{{1,9}}){_END}")
 
 GENERATED_ROLE = "assistant"
 """The role of what a template writes after the last message."""

@@ -86,6 +86,16 @@ def test_threshold_among_ties(filters: dict[str, float]) -> None:
     assert ours == theirs
 
 
+def test_tiny_temperatures() -> None:
+    """Draw among the likeliest tokens, also where float32 holds no inverse of the temperature."""
+    logits_MV = torch.from_numpy(np.random.default_rng(1).normal(0, 3, (6, V)).astype(np.float32)).round()
+    ours, theirs = draw_both(
+        batch_of([{"temperature": t} for t in (5e-324, 1e-45, 1e-40, 4e-39, 1e-38, 1e-20)]), logits_MV
+    )
+    assert ours == theirs
+    assert len(set(ours)) > 1
+
+
 def test_unknown_fields_are_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw on the host exactly the rows that set a field which the device does not apply."""
     on_host: list[list[int]] = []
