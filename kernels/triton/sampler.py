@@ -33,6 +33,8 @@ LEFT_TO_ORACLE = fields_besides(APPLIED)
 _BLOCK = 4096
 _BROKEN, _MASKED_OUT = 1, 2
 _INT64_AT = 1 << 63
+_LEAST_TEMPERATURE = 1e-30
+"""Lower ones draw as this one does, among the likeliest: the kernel would find an infinite inverse in float32."""
 Draw = Callable[[StepBatch, Sequence[int], npt.NDArray[np.float32]], list[int | None]]
 
 
@@ -110,7 +112,9 @@ class Sampler:
             sampling = batch.sampling[row]
             least = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
             signed = sampling.seed - 2 * _INT64_AT if sampling.seed >= _INT64_AT else sampling.seed
-            numbers[index] = sampling.temperature, least, sampling.top_p
+            # 0 is greedy
+            temperature = sampling.temperature and max(sampling.temperature, _LEAST_TEMPERATURE)
+            numbers[index] = temperature, least, sampling.top_p
             counts[index] = sampling.top_k, signed, batch.output_position[row]
         slots = np.array([batch.slots[row] for row in rows], dtype=np.int64)
         sent = np.concatenate([numbers.view(np.int64).ravel(), counts.ravel(), slots, np.array(places)])
