@@ -98,6 +98,15 @@ def test_a_template_that_looks_at_endings_is_searched() -> None:
     assert [piece[3] for piece in found] == ["<oklima", "><puno", "puno><oklima", ">"]
 
 
+@pytest.mark.parametrize("number", ["0", "9", "9" * 5000])
+def test_texts_that_look_like_markers(number: str) -> None:
+    """A client's text is text, also where it has the characters that parts are found by."""
+    content = f"so \ufdd2{number}\ufdd3 it is"
+    chat = ChatPrompt((message("user", content),), parts=(ChatPart(0, None, "user", 0, len(content)),))
+    (found, _) = pieces(QWEN_LIKE, attrs.evolve(chat, locates_parts=True))
+    assert found == (0, None, "user", f"[user]{content}")
+
+
 @pytest.mark.parametrize("num_messages", [1, 40])
 def test_tokens_are_those_of_the_prompt(num_messages: int) -> None:
     """Spans in tokens decode to the same pieces as those in characters, whether or not the text is split."""
