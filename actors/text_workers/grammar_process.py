@@ -65,8 +65,8 @@ class GrammarProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether its exchanges were complete. It may have ended since."""
-        return not self._is_broken
+        """Whether its exchanges were complete, and it can be killed if another takes too long. It may have ended."""
+        return not self._is_broken and self._server.is_usable
 
     async def check(self, spec: GrammarSpec, limit_s: float, timeout_s: float) -> str | RequestError:
         """Return the grammar as text for the engine, or why it is refused. Raises ProcessGone.

@@ -380,6 +380,21 @@ async def test_real_process_at_its_limit(server: ForkServer, source: str) -> Non
     await process.end()
 
 
+async def test_processes_that_end_together() -> None:
+    """When the process that forks is killed with all that it has forked, the next grammar is checked all the same."""
+    with trio.fail_after(100):
+        async with trio.open_nursery() as nursery:
+            pool = GrammarPool(SOURCE, SETTINGS)
+            await nursery.start(pool.run)
+            assert isinstance(await pool.check(schema(UNION), asker("tenant")), str)
+            (pid,) = pool.idle_process_ids
+            group = os.getpgid(pid)
+            os.killpg(group, signal.SIGKILL)
+            eventually(lambda: has_ended(pid) and has_ended(group), "all of them have ended")
+            assert isinstance(await pool.check(LARGE, asker("tenant")), str)
+            nursery.cancel_scope.cancel()
+
+
 async def test_endless_grammars_leave_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """Endless grammars are refused, others are checked beside them, and no process is left at the end."""
     monkeypatch.setattr(grammar_pool, "GRACE_S", 0.05)
