@@ -6,6 +6,7 @@ The accountant writes them (`report_writer.py`), the entry store keeps them, and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import attrs
 
@@ -126,6 +127,22 @@ class Gap:
     """A step report was lost. It may have concerned the sequence, and may have contained its end."""
 
 
+class PredictedDraft(NamedTuple):
+    """A draft from what the client predicts: tokens at [start, end), of which those at [start, kept) were right."""
+
+    start: int
+    kept: int
+    end: int
+
+
+@attrs.frozen
+class OfPrediction:
+    """Tokens from what a client predicts, as it is told of them."""
+
+    accepted: int
+    rejected: int
+
+
 @attrs.define
 class Drafted:
     """The draft tokens of a sequence that steps have verified. Extended in place."""
@@ -134,10 +151,8 @@ class Drafted:
     num_tokens: int = 0
     accepted_at: list[int] = attrs.field(factory=list)
     """How often the first token of a draft was accepted, the second, and so on."""
-    num_predicted: int = 0
-    """Tokens that are from what the client predicts..."""
-    num_predicted_accepted: int = 0
-    """...and those of them that were accepted."""
+    predicted: list[PredictedDraft] = attrs.field(factory=list)
+    """Those from what the client predicts, ascending."""
     is_impossible: bool = False
     """More was accepted than drafted."""
 
@@ -150,13 +165,20 @@ class Drafted:
         self.accepted_at += [0] * (min(num_accepted, MAX_DRAFT_TOKENS) - len(self.accepted_at))
         for at in range(min(num_accepted, MAX_DRAFT_TOKENS)):
             self.accepted_at[at] += 1
+        while self.predicted and self.predicted[-1].start >= start:
+            self.predicted.pop()  # of a step whose tokens were void, since the sequence was preempted
         if is_predicted:
-            self.num_predicted += num_tokens
-            self.num_predicted_accepted += num_accepted
+            self.predicted.append(PredictedDraft(start, kept, end))
 
-    @property
-    def num_predicted_rejected(self) -> int:
-        return self.num_predicted - self.num_predicted_accepted
+    def of_prediction(self, end: int) -> OfPrediction:
+        """Return how many tokens from a prediction are part of an answer that ends at a position, and how many are not.
+
+        An engine goes on until it hears of a complete stop string, or of a client that has left. Drafts behind the end
+        are in neither number.
+        """
+        drafts = [draft for draft in self.predicted if draft.start < end]
+        accepted = sum(max(0, min(draft.kept, end) - draft.start) for draft in drafts)
+        return OfPrediction(accepted, sum(draft.end - draft.start for draft in drafts) - accepted)
 
     @property
     def num_accepted(self) -> int:

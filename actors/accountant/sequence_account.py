@@ -19,7 +19,7 @@ import attrs
 
 from ..messages.accountant import Side
 from ..messages.outcomes import FinishReason
-from .account_entries import Admission, Drafted
+from .account_entries import Admission, Drafted, OfPrediction
 from .coverage import Coverage
 
 
@@ -94,6 +94,11 @@ class SequenceAccount:
         if admission.reused is not None:
             self.admissions.append(admission)
         return True
+
+    @property
+    def of_prediction(self) -> OfPrediction:
+        """How many tokens of what the client predicted it was given, and how many were verified and it was not."""
+        return self.drafted.of_prediction(self.num_prompt_tokens + self.num_completion_tokens)
 
     @property
     def is_admitted(self) -> bool:

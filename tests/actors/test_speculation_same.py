@@ -313,6 +313,9 @@ async def test_prediction() -> None:
             assert answer["choices"] == plain["choices"]
             accepted, _ = told(answer)
             assert (accepted > 5) == is_right
+        stopped = await ask(server, prediction=right, stop=text[10:12])
+        assert text.startswith(stopped["choices"][0]["message"]["content"])
+        assert told(stopped)[0] < stopped["usage"]["completion_tokens"] < 20, "what follows a stop string is not given"
         streamed = await ask_stream(server, {**chat, "prediction": right})
         assert streamed["completion_tokens_details"]["accepted_prediction_tokens"] > 5
 

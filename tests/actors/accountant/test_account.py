@@ -10,8 +10,9 @@ from quipu.actors.accountant.account import Account
 from quipu.actors.accountant.account_entries import Ended, Gap, Span
 from quipu.actors.accountant.applied_effects import AppliedEffects
 from quipu.actors.accountant.coverage import Coverage
+from quipu.actors.messages.accountant import Completed
 from quipu.actors.messages.counts import UNKNOWN, Known
-from quipu.actors.messages.outcomes import ErrorKind, Outcome, RequestError
+from quipu.actors.messages.outcomes import ErrorKind, FinishReason, Outcome, RequestError
 from quipu.actors.messages.usage_record import UsageRecord
 from tests.actors.accountant.accounts import (
     account_of,
@@ -44,6 +45,28 @@ def test_coverage_counts_each_position_once(spans: list[tuple[int, int]]) -> Non
         flat = [edge for interval in coverage.intervals for edge in interval]
         assert flat == sorted(set(flat)), "intervals touch, overlap or are empty"
         assert {p for low, high in coverage.intervals for p in range(low, high)} == positions
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def test_prediction_that_is_given() -> None:
+    """Of what a client predicts, it is told of what it was given: nothing behind its last token, where the engine goes
+    on until it hears of a stop string, and no tokens twice that were void and drawn again."""
+    account = account_of(10)
+    drafted = account.sequences[1].drafted
+    drafted.add(11, 14, 15, is_predicted=True)
+    drafted.add(15, 16, 18, is_predicted=False)
+    drafted.add(17, 21, 21, is_predicted=True)
+    drafted.add(22, 24, 24, is_predicted=True)
+    for num_tokens, told in ((1, (0, 0)), (3, (2, 2)), (7, (3, 1)), (9, (5, 3)), (14, (9, 1))):
+        account.complete(Completed("", 1, num_tokens, FinishReason.STOP))
+        record = record_of(account)
+        assert (record.accepted_prediction_tokens, record.rejected_prediction_tokens) == told
+        assert (record.draft_tokens, record.accepted_draft_tokens) == (13, 10)
+    drafted.add(13, 17, 17, is_predicted=True)
+    record = record_of(account)
+    assert (record.accepted_prediction_tokens, record.rejected_prediction_tokens) == (7, 1)
 
 
 # ---------------------------------------------------------------- accounts that balance

@@ -13,6 +13,8 @@ from quipu.actors.engine.executor.drafter import PATIENCE, Drafter
 from quipu.actors.engine.executor.sequence_state import SequenceState
 from quipu.actors.engine.executor.step_runner import Executor
 from quipu.actors.engine.scheduler.config import SchedulerConfig
+from quipu.actors.messages.accountant import Completed
+from quipu.actors.messages.outcomes import FinishReason
 from quipu.actors.messages.scheduler import StepDone
 from quipu.kernels.fake import Dials
 from tests.actors.engine.ahead_bench import AheadBench
@@ -117,7 +119,9 @@ def test_prediction() -> None:
     assert kept > 35 and len(bench.handled) < 16
     done = [result for result in bench.handled if isinstance(result, StepDone)]
     assert all(d.predicted_rows == d.draft_rows for d in done), "all drafts come from the prediction"
-    record = bench.accounts[0].record(0.0)
+    account = bench.accounts[0]
+    account.complete(Completed(account.request_id, submission.id, 50, FinishReason.LENGTH))
+    record = account.record(0.0)
     assert record.accepted_prediction_tokens == record.accepted_draft_tokens == kept
     assert record.rejected_prediction_tokens == record.draft_tokens - kept > 0
 
