@@ -51,6 +51,11 @@ PROMPT_ROWS: Sequence[Row] = (
     Row("llama.cpp: texts among a million ids", one(LLAMA, lambda: _mixed([7, "Hi."] * 250 + [7] * 1_000_000))),
     Row("llama.cpp: 512 texts of 8 KB beside ids", one(LLAMA, lambda: _mixed([7] + [text_of(8000)] * 512), 4), 4),
     Row("llama.cpp: 300 tokens in 16 streams", one(LLAMA, lambda: _mixed("Hi.", 300, n_cmpl=16, n_probs=20), 4), 4),
+    Row(
+        "llama.cpp: 512 ends that repeat long settings",
+        one(LLAMA, lambda: _mixed(["Hi."] * 4, 2, n_cmpl=128, stop=["x" * 4096] * 16), 2),
+        concurrency=2,
+    ),
     Row("llama.cpp: gap in 8 MB", one(INFILL, lambda: _GAP | {"input_suffix": text_of(8 * MEBIBYTE)}, 4), 4),
     Row(
         "gaps of 512 texts before 100 KB",

@@ -170,11 +170,15 @@ class LlamaWriter(AnswerWriter):
         self._sink.push(_event(told))
 
     def _last(self, record: UsageRecord) -> bytes:
+        # each repeats the settings of a request that may have hundreds of choices
+        self._push_slowly(self._endings(record))
+        return b""
+
+    def _endings(self, record: UsageRecord) -> Iterator[bytes]:
+        """Yield the event that ends each choice."""
         empty = {"content": "", "tokens": []}
-        ends = sorted(self._ends.items())
-        return b"".join(
-            _event(empty | self._reply.last_fields(self._tally, index, ended, record)) for index, ended in ends
-        )
+        for index, ended in sorted(self._ends.items()):
+            yield _event(empty | self._reply.last_fields(self._tally, index, ended, record))
 
     def _fail(self, error: APIError) -> None:
         self._end(b"data: " + error.body() + b"\n\n")

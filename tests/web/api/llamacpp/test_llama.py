@@ -14,7 +14,9 @@ from quipu.actors.messages.outcomes import ErrorKind, FinishReason
 from quipu.actors.messages.prompts import InfillPrompt, TextPrompt, TokenPrompt
 from quipu.actors.request_desk.health import EngineState, EngineStatus
 from quipu.kernels.fake import Dials
+from quipu.web.api.body_shapes import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from quipu.web.app import make_app
+from quipu.web.http.sse import MAX_WRITE_BYTES
 from tests.prompts import prompt_of
 from tests.runtimes import BLOCK, small_runtime
 from tests.tiny import TINY
@@ -24,7 +26,7 @@ from tests.web.api import foreign_servers
 from tests.web.api.foreign_servers import LETTER_A, serving
 from tests.web.api.openai.test_openai_logprobs import HEL
 from tests.web.api.openapi.full_apps import ADMIN, TENANT, full_app, keyed
-from tests.web.asgi_client import Client
+from tests.web.asgi_client import Client, parse_events
 from tests.web.fakes import INFO, STARTED, FakeDesk, failure, record, scripted
 
 PATH = "/completion"
@@ -98,6 +100,20 @@ async def test_stream() -> None:
             )
         assert [event["stop"] for event in events[-2:]] == [True, True]
         assert journal.closed[-1].prompt_tokens == 5
+
+
+async def test_long_settings_are_repeated_piece_by_piece() -> None:
+    """Each choice ends with the request's settings, which are encoded as its client reads, not all at once."""
+    stops, pieces = ["x" * MAX_STOP_CHARS] * MAX_STOP_STRINGS, []
+    body = {"prompt": "a", "n_cmpl": 32, "n_predict": 3, "stop": stops, "stream": True}
+    async with Client(make_app(FakeDesk())).open("POST", PATH, body) as exchange:
+        await exchange.wait_started()
+        while not exchange.ended:
+            pieces.append(await exchange.read_some())
+    ends = [event for event in parse_events(b"".join(pieces)) if event["stop"]]
+    assert [event["index"] for event in ends] == list(range(32))
+    assert all(event["generation_settings"]["stop"] == stops for event in ends)
+    assert max(map(len, pieces)) < MAX_WRITE_BYTES + 2 * MAX_STOP_CHARS * MAX_STOP_STRINGS
 
 
 async def test_ends_and_probabilities() -> None:
