@@ -28,6 +28,7 @@ from .schema_holes import close_holes
 from .schema_loosening import loosen
 from .schema_places import UnheldSchema, segment
 from .strict_objects import close_objects
+from .text_values import ends_in_escape
 
 _EMBEDDED = "%json "
 _SCHEMA_WITHIN = re.compile(r"%json\s+(?=\{)")
@@ -50,6 +51,8 @@ def grammar_text(spec: GrammarSpec) -> str:
             check_depth_of_schema(schema)
             return json_grammar(schema)
         case GrammarKind.REGEX:
+            if ends_in_escape(spec.source):  # the library would drop it
+                raise GrammarError("invalid regular expression: it ends with a backslash")
             return regex_grammar(spec.source)
         case GrammarKind.CHOICE:
             # one terminal: the library follows it with an automaton, and fails at many strings as alternatives

@@ -17,7 +17,7 @@ import orjson
 
 from ..messages.grammar import SCHEMA_FROM
 from .tagged_values import JSON_FORM
-from .text_values import UnsupportedSchema, between_slashes, pattern_of, quoted
+from .text_values import UnsupportedSchema, between_slashes, ends_in_escape, pattern_of, quoted
 
 MAX_TRIGGERS = 64
 """Of one format."""
@@ -238,6 +238,8 @@ def _token(value: Mapping[str, Any], where: str) -> str:
 def _pattern(pattern: str, where: str) -> str:
     if not pattern:
         raise UnsupportedSchema(where, "must not be empty")
+    if ends_in_escape(pattern):
+        raise UnsupportedSchema(where, "must not end with a backslash that escapes nothing")
     return f"/{between_slashes(pattern)}/"
 
 

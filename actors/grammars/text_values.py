@@ -77,7 +77,13 @@ def pattern_of(text: str) -> str:
 
 def between_slashes(pattern: str) -> str:
     """Return a pattern in which no slash or line break ends it."""
-    return re.sub(r"\\.|[/\n]", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.S)
+    written = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return re.sub(r"\\.|[/\n]", lambda found: written.get(found[0], found[0]), pattern, flags=re.S)
+
+
+def ends_in_escape(pattern: str) -> bool:
+    """Return whether the last character of a pattern is a backslash that would escape what follows."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 @attrs.define
@@ -163,9 +169,8 @@ def _whole_pattern(pattern: object) -> str | None:
     """
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
         return None
-    begins, before_end = pattern.startswith("^"), pattern[:-1]
-    is_escaped = (len(before_end) - len(before_end.rstrip("\\"))) % 2 == 1
-    ends = pattern.endswith("$") and not is_escaped
+    begins = pattern.startswith("^")
+    ends = pattern.endswith("$") and not ends_in_escape(pattern[:-1])
     reader = PatternReader(between_slashes(pattern[begins : len(pattern) - ends]))
     try:
         core = reader.read()

@@ -92,6 +92,7 @@ def test_supported_grammars(spec: GrammarSpec) -> None:
         (K.JSON_SCHEMA, '{"a":' * 1500 + "1" + "}" * 1500, []),
         (K.REGEX, "ab[c-", ["invalid regular expression at character 3: unclosed character class."]),
         (K.REGEX, r"(a)\1", ["at character 4: backreferences are not supported."]),
+        (K.REGEX, "ab\\\\\\", ["invalid regular expression: it ends with a backslash."]),
         (K.REGEX, "/a)", ["invalid regular expression: unopened group."]),
         (K.REGEX, r"a\b", ["lookarounds not supported"]),
         (K.REGEX, "(" * 9000, ["at character 9000: unclosed group."]),
