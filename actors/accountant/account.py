@@ -12,13 +12,12 @@ frozen numbers. A withdrawn request shows no engine.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import attrs
 
 from ..messages.accountant import Completed, OpenAccount, Side
-from ..messages.counts import UNKNOWN, Count, Known, total
+from ..messages.counts import Count
 from ..messages.outcomes import ErrorKind, Fault, Outcome, RequestError
 from ..messages.prompts import Breakpoint, CacheTtl
 from ..messages.usage_record import UsageRecord
@@ -36,16 +35,18 @@ from .account_entries import (
     Span,
     Written,
 )
-from .prompt_account import TIERS, UNATTRIBUTED, PromptAccount
+from .account_sums import AccountSums
+from .prompt_account import PromptAccount
 from .sequence_account import SequenceAccount
 from .upstream_answer import UpstreamAnswer
 
 
-class Account:
+class Account(AccountSums):
     """Everything booked for one request."""
 
     def __init__(self, opened: OpenAccount, received_unix_s: float, upstream: UpstreamAnswer | None = None) -> None:
         """`received_unix_s` is when it was received, in Unix seconds; all other times are on the process's clock."""
+        super().__init__()
         self.request_id = opened.request_id
         self.received_at = opened.received_at
         self.admitted_at: float | None = None
@@ -56,8 +57,6 @@ class Account:
         """...and which of its processes that was."""
         self.error: RequestError | None = None
         self.fault: Fault | None = None
-        self.sequences: dict[int, SequenceAccount] = {}
-        self.prompts: dict[int, PromptAccount] = {}
         self.upstream = upstream
         self._opened = opened
         self._unix_offset_s = received_unix_s - opened.received_at
@@ -163,57 +162,12 @@ class Account:
             self.upstream = self.upstream.withdrawn()
 
     @property
-    def admitted_prompts(self) -> list[PromptAccount]:
-        """Prompts whose numbers are known and frozen."""
-        return [prompt for prompt in self.prompts.values() if prompt.is_admitted]
-
-    @property
-    def num_frozen_prompts(self) -> int:
-        """Admitted prompts whose written tokens are frozen too."""
-        return sum(prompt.frozen_write_tokens is not None for prompt in self.admitted_prompts)
-
-    @property
-    def prompt_tokens(self) -> Count:
-        return total(Known(prompt.num_prompt_tokens) for prompt in self.admitted_prompts)
-
-    @property
     def cached(self) -> Count:
-        if self.upstream is not None:
-            return self.upstream.cached
-        return total(prompt.cached for prompt in self.admitted_prompts)
+        return super().cached if self.upstream is None else self.upstream.cached
 
     @property
     def router_estimate(self) -> int | None:
-        """The cached tokens that a router expected; None if no router said so."""
-        if self.upstream is not None:
-            return self.upstream.forwarded.estimate
-        admitted = self.admitted_prompts
-        estimates = [prompt.estimated for prompt in admitted if prompt.estimated is not None]
-        return sum(estimates) if admitted and len(estimates) == len(admitted) else None
-
-    @property
-    def cache_write(self) -> Count:
-        return total(Known(prompt.cache_write_tokens) for prompt in self.admitted_prompts)
-
-    @property
-    def moved(self) -> Counter[int | None]:
-        """Prompt tokens that came from another engine, by the engine that they came to."""
-        return sum((sequence.moved for sequence in self.sequences.values() if sequence.moved), Counter())
-
-    def created(self, ttl: CacheTtl) -> int:
-        """Written tokens up to each prompt's last breakpoint that belong to breakpoints with this ttl."""
-        return sum(prompt.created[ttl] for prompt in self.admitted_prompts)
-
-    @property
-    def cached_by_tier(self) -> dict[str, int] | None:
-        """Cached tokens by tier, summed over the prompts; None if they are not known for each prompt."""
-        if not isinstance(self.cached, Known):
-            return None
-        tiers = dict.fromkeys((*TIERS, UNATTRIBUTED), 0)
-        for prompt in self.admitted_prompts:
-            for tier, num_tokens in prompt.by_tier.items():
-                tiers[tier] += num_tokens
-        return tiers
+        return super().router_estimate if self.upstream is None else self.upstream.forwarded.estimate
 
     @property
     def outcome(self) -> Outcome:
@@ -225,17 +179,12 @@ class Account:
             return Outcome.FAILED if is_ours or has_begun else Outcome.REJECTED
         if upstream is not None:
             return Outcome.FINISHED if upstream.is_complete else Outcome.CANCELLED
-        if self.sequences and all(sequence.finish_reason is not None for sequence in self.sequences.values()):
-            return Outcome.FINISHED
-        return Outcome.CANCELLED
+        return Outcome.FINISHED if self.sequences and self.is_finished else Outcome.CANCELLED
 
     def problems(self) -> list[str]:
-        """Describe what does not add up or cannot be; empty for a balanced account."""
         if self.upstream is not None:
             return [f"the upstream says: {problem}" for problem in self.upstream.usage.problems]
-        parts = [(f"sequence {i}", sequence.problems()) for i, sequence in self.sequences.items()]
-        parts += [(f"prompt {i}", prompt.problems()) for i, prompt in self.prompts.items()]
-        return [f"{part}: {problem}" for part, problems in parts for problem in problems]
+        return super().problems()
 
     def record(self, now: float) -> UsageRecord:
         """Return the record as it is if the request ends at `now`."""
@@ -268,31 +217,21 @@ class Account:
 
     def _numbers(self) -> dict[str, Any]:
         """Return the fields of the record that engines of this server count."""
-        sequences = list(self.sequences.values())
-        continued: Admission | None = None
-        if self.engine_id is not None:
-            continued = next(filter(None, (sequence.continued_by for sequence in sequences)), None)
+        first = next(iter(self.sequences.values()), None)
+        continued = None if self.engine_id is None else self.continued_by
+        moved = self.moved
         return {
-            "finish_reason": sequences[0].finish_reason if sequences else None,
-            "num_choices": len(sequences),
+            **self.counts(),
+            "finish_reason": None if first is None else first.finish_reason,
             "prompt": self.prompt_tokens,
             "cached_by_tier": self.cached_by_tier,
-            "cache_write": self.cache_write if self.admitted_prompts else UNKNOWN,
+            "cache_write": self.cache_write,
             "created_5m_tokens": self.created(CacheTtl.FIVE_MINUTES),
             "created_1h_tokens": self.created(CacheTtl.ONE_HOUR),
-            "completion_tokens": sum(sequence.num_completion_tokens for sequence in sequences),
-            "reasoning_tokens": sum(sequence.num_reasoning_tokens for sequence in sequences),
-            "computed_tokens": sum(sequence.computed_first for sequence in sequences),
-            "restored_tokens": sum(sequence.restored_first for sequence in sequences),
-            "recomputed_tokens": sum(sequence.recomputed for sequence in sequences),
-            "moved_tokens": self.moved.total(),
-            "moved_by_engine": {i: num_tokens for i, num_tokens in self.moved.items() if i is not None},
-            "draft_tokens": sum(sequence.drafted.num_tokens for sequence in sequences),
-            "accepted_draft_tokens": sum(sequence.drafted.num_accepted for sequence in sequences),
-            "accepted_prediction_tokens": sum(sequence.of_prediction.accepted for sequence in sequences),
-            "rejected_prediction_tokens": sum(sequence.of_prediction.rejected for sequence in sequences),
+            "moved_tokens": moved.total(),
+            "moved_by_engine": {i: num_tokens for i, num_tokens in moved.items() if i is not None},
             "decode_engine": None if continued is None else continued.engine_id,
             "decode_incarnation": None if continued is None else continued.incarnation,
-            "cache_misses": tuple(prompt.miss for prompt in self.admitted_prompts if prompt.miss is not None),
-            "num_engine_deaths": len(set().union(*(sequence.deaths for sequence in sequences))),
+            "cache_misses": self.cache_misses,
+            "num_engine_deaths": len(self.deaths),
         }

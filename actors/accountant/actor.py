@@ -150,7 +150,7 @@ class Accountant:
     def _write_about(self, request: RequestEntries, message: RequestMessage, now: float) -> None:
         match message:
             case Completed():
-                request.completed[message.sequence_id] = message
+                request.complete(message)
             case Left():
                 request.left = True
                 request.awaited = frozenset(message.submitted_ids)
@@ -261,6 +261,8 @@ class Accountant:
         for request in requests:
             await self._let_others_run()
             if self._store.is_open(request):
+                for _ in self._effects.explanations.prepare(request):
+                    await self._let_others_run()
                 self._effects.apply_due(request, now)
 
     async def _let_others_run(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 
-from ..messages.counts import Count
+from ..messages.counts import Count, billable
 from .account import Account
 
 
@@ -24,6 +24,8 @@ class AppliedEffects:
     """Which side effects of a request have been applied, so that none is applied twice."""
 
     counted_prompts: dict[int, CountedPrompt] = attrs.field(factory=dict)
+    had_hit: bool = False
+    """Any of them was found in the cache, as its engine has counted."""
     is_withdrawn: bool = False
     """The journal had no room for it: its prompts are not counted."""
     told: tuple[int | None, ...] = ()
@@ -40,6 +42,11 @@ class AppliedEffects:
     """Its client was told that the deadline has passed, before the engine ended the request."""
     counted_end: bool = False
     is_filed: bool = False
+
+    def count(self, prompt_index: int, num_prompt_tokens: int, cached: Count) -> None:
+        """Note that a prompt is added to the counters, with these numbers."""
+        self.counted_prompts[prompt_index] = CountedPrompt(num_prompt_tokens, cached)
+        self.had_hit |= bool(billable(cached))
 
     def note_first_admission(self, account: Account) -> None:
         """Note which admission was the first that was counted."""

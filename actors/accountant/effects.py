@@ -26,12 +26,11 @@ from ..messages.tiers import Tier
 from ..messages.usage_record import UsageRecord
 from ..request_desk.desk import RequestDesk
 from .account import Account
-from .applied_effects import CountedPrompt
+from .closing_explanations import ClosingExplanations
 from .entry_store import MAX_CRASHES, EntryStore
-from .explaining import explain_request
 from .journal import Journal
 from .metrics import Metrics
-from .prompt_account import UNATTRIBUTED, PromptAccount, told_by_prompt
+from .prompt_account import UNATTRIBUTED, PromptAccount
 from .request_entries import RequestEntries
 from .watched_prompts import warn_of_no_hits, watch_prompt, watch_upstream_prompt
 
@@ -46,6 +45,7 @@ class SideEffects:
         self._desk = desk
         self._journal = journal
         self._log = log
+        self.explanations = ClosingExplanations(store, desk, log)
 
     def apply_due(self, request: RequestEntries, now: float) -> None:
         self._store.current_request = request
@@ -71,7 +71,7 @@ class SideEffects:
 
     def _admit(self, request: RequestEntries, account: Account) -> None:
         applied = request.applied
-        due = [(i, p) for i, p in account.prompts.items() if p.is_admitted and i not in applied.counted_prompts]
+        due = [(i, p) for i, p in account.prompts.items() if i not in applied.counted_prompts and p.is_admitted]
         if not due:
             return
         so_far = account.record(account.admitted_at or account.received_at)
@@ -84,10 +84,10 @@ class SideEffects:
             return
         applied.note_first_admission(account)
         for index, prompt in due:
-            before = list(applied.counted_prompts.values())
-            applied.counted_prompts[index] = CountedPrompt(prompt.num_prompt_tokens, prompt.cached)
-            self._count_admission(account, prompt, before)
-            watch_prompt(self._store.cache, request, index, prompt, before)
+            is_first, had_hit = not applied.counted_prompts, applied.had_hit
+            applied.count(index, prompt.num_prompt_tokens, prompt.cached)
+            self._count_admission(account, prompt, is_first=is_first, had_hit=had_hit)
+            watch_prompt(self._store.cache, request, index, prompt, is_first=is_first, had_hit=had_hit)
         warn_of_no_hits(self._store.cache, self._log)
 
     def _reserve(self, request: RequestEntries, account: Account, now: float) -> None:
@@ -101,7 +101,7 @@ class SideEffects:
                 self._withdraw(request, account)
         prompt, cached = UNKNOWN if account.upstream is None else account.upstream.usage.prompt, account.cached
         if isinstance(prompt, Known) and not applied.counted_prompts:
-            applied.counted_prompts[0] = CountedPrompt(prompt.n, cached)
+            applied.count(0, prompt.n, cached)
             self._count_prompt(account.engine_id, prompt.n, cached)
             if isinstance(cached, Known):
                 self._store.stats.total_requests += 1
@@ -127,15 +127,15 @@ class SideEffects:
             metrics.prefix_cache_queries.inc(num_tokens, engine_id)
             metrics.prefix_cache_hits.inc(cached.n, engine_id)
 
-    def _count_admission(self, account: Account, prompt: PromptAccount, before: list[CountedPrompt]) -> None:
+    def _count_admission(self, account: Account, prompt: PromptAccount, *, is_first: bool, had_hit: bool) -> None:
         """Raise every counter that a prompt's frozen numbers concern, in one event."""
         metrics, stats, engine_id = self._metrics, self._store.stats, account.engine_id
         cached = _num_known(prompt.cached)
-        if not before:
+        if is_first:
             stats.total_requests += 1
             if account.admitted_at is not None:
                 metrics.request_queue.observe(account.admitted_at - account.received_at, engine_id=engine_id)
-        if cached and not any(_num_known(other.cached) for other in before):
+        if cached and not had_hit:
             stats.hit_requests += 1
         self._count_prompt(engine_id, prompt.num_prompt_tokens, prompt.cached)
         if cached:
@@ -171,7 +171,7 @@ class SideEffects:
         )
         if numbers != request.applied.told:
             request.applied.told = numbers
-            request.opened.outlet.put(Started(*numbers[:6], told_by_prompt(account.prompts)))
+            request.opened.outlet.put(Started(*numbers[:6], account.told_by_prompt()))
 
     def _stop_failed(self, request: RequestEntries) -> None:
         """Stop all sequences of a failed request: one failed sequence fails the request."""
@@ -192,18 +192,8 @@ class SideEffects:
             request.applied.counted_end = True
             self._count_end(account, record, now)
         if not request.applied.is_filed:
-            self._keep_explanation(request, account, record)
+            self.explanations.keep(request, account, record)
         self._file(request, record, now)
-
-    def _keep_explanation(self, request: RequestEntries, account: Account, record: UsageRecord) -> None:
-        """Keep what became of the prompts. An error in that must not affect the account."""
-        explanations = self._store.explanations
-        try:
-            num_blocks = self._desk.num_usable_blocks_of(record.engine or 0)
-            explained = explain_request(request, account, record, explanations.name_of, num_blocks, is_open=False)
-            explanations.keep(explained)
-        except Exception:
-            self._log.exception("explanation.failed")
 
     def _file(self, request: RequestEntries, record: UsageRecord, now: float) -> None:
         if not request.applied.is_filed:

@@ -116,4 +116,5 @@ class EntryStore:
         if request is None:
             return None
         request.num_crashes += 1
+        request.forget_parts()
         return request.request_id

@@ -68,7 +68,7 @@ def explain_request(
     """Explain a request from its account and record. `num_usable_blocks` is the size of its engine's cache."""
     if account.upstream is not None:
         return attrs.evolve(explain_record(record), is_open=is_open)
-    prompts = _explain_prompts(request, account, name_of, num_usable_blocks)
+    prompts = explain_prompts(request, account, name_of, num_usable_blocks)
     return explanation_of(record, prompts, is_open=is_open)
 
 
@@ -86,9 +86,10 @@ def explain_record(record: UsageRecord) -> Explanation:
     return explanation_of(record, prompts, is_open=False)
 
 
-def _explain_prompts(
+def explain_prompts(
     request: RequestEntries, account: Account, name_of: NameOf, num_usable_blocks: int
 ) -> Iterator[ExplainedPrompt]:
+    """Explain the prompts of a request, in order."""
     unix_offset_s = request.opened_unix_s - request.opened.received_at
     sequences: dict[int, list[SequenceAccount]] = {}
     for sequence in account.sequences.values():

@@ -145,9 +145,7 @@ class PromptAccount:
 
 
 def told_by_prompt(prompts: Mapping[int, PromptAccount]) -> dict[int, PromptNumbers]:
-    """Return what the client is told about each prompt that was admitted, if it sent several."""
-    if len(prompts) == 1:
-        return {}
+    """Return what the client is told about each prompt that was admitted."""
     return {
         index: PromptNumbers(prompt.num_prompt_tokens, billable(prompt.cached))
         for index, prompt in prompts.items()

@@ -6,6 +6,8 @@ that is made of the entries.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from ..messages.accountant import Answered, Answering, Completed, Forwarded, Left, OpenAccount, Prompted, Refused
@@ -15,6 +17,7 @@ from ..messages.usage_record import UsageRecord
 from .account import Account
 from .account_entries import Admission, Drafted, Ended, Entry, FirstToken, Gap, Pinned, Span, Written
 from .applied_effects import AppliedEffects
+from .divided_account import PART_SEQUENCES, AccountPart, AccountParts, DividedAccount, Place
 from .upstream_answer import UpstreamAnswer
 
 UpstreamMessage = Forwarded | Answering | Answered
@@ -58,8 +61,15 @@ class RequestEntries:
     begun_prompts: set[int] = attrs.field(factory=set)
     """Those whose first choice has its first token."""
     applied: AppliedEffects = attrs.field(factory=AppliedEffects)
+    sequences_of: dict[int, list[int]] = attrs.field(factory=dict)
+    """By prompt, in the order of its choices."""
+    _places: dict[int, Place] = attrs.field(factory=dict)
     _first_choices: dict[int, int] = attrs.field(factory=dict)
     """By the sequence that is the first choice of a prompt, the prompt."""
+    _parts: AccountParts | None = None
+    """Of an account that is divided..."""
+    _parts_admitted_at: float | None = None
+    """...and with which first admission they begin."""
 
     @property
     def request_id(self) -> str:
@@ -76,6 +86,7 @@ class RequestEntries:
             self.begun_prompts.add(self._first_choices[sequence_id])
         elif type(entry) in _UNTIL_FIRST_TOKEN and self._prompt_of(sequence_id) in self.begun_prompts:
             return
+        self._note_change(sequence_id)
         self.entries[sequence_id].append(entry)
         if type(entry) in _ENDS:
             self.num_ends += 1
@@ -88,8 +99,21 @@ class RequestEntries:
         """Add the sequences that are about to be submitted."""
         self.prompted = prompted
         self.entries = {sequence_id: [] for sequence_id in prompted.sequence_ids}
-        places = zip(prompted.sequence_ids, prompted.prompt_indexes, prompted.choice_indexes, strict=True)
-        self._first_choices = {sequence_id: prompt for sequence_id, prompt, choice in places if choice == 0}
+        columns = zip(
+            prompted.sequence_ids,
+            prompted.prompt_indexes,
+            prompted.choice_indexes,
+            prompted.num_prompt_tokens,
+            prompted.breakpoints or [()] * len(prompted.sequence_ids),
+            strict=True,
+        )
+        self._places = {column[0]: Place(*column) for column in columns}
+        for sequence_id, place in self._places.items():
+            self.sequences_of.setdefault(place.prompt_index, []).append(sequence_id)
+            if place.choice_index == 0:
+                self._first_choices[sequence_id] = place.prompt_index
+        if len(self._places) > PART_SEQUENCES:
+            self._parts = AccountParts(self._places.values())
 
     def has_unbegun_prompt(self, sequence_id: int) -> bool:
         """Whether a sequence is the first choice of a prompt, and has had no token."""
@@ -97,8 +121,12 @@ class RequestEntries:
         return prompt is not None and prompt not in self.begun_prompts
 
     def _prompt_of(self, sequence_id: int) -> int | None:
-        prompted = self.prompted
-        return None if prompted is None else prompted.prompt_indexes[prompted.sequence_ids.index(sequence_id)]
+        place = self._places.get(sequence_id)
+        return None if place is None else place.prompt_index
+
+    def _note_change(self, sequence_id: int) -> None:
+        if self._parts is not None:
+            self._parts.note(sequence_id)
 
     def fail(self, error: RequestError, fault: Fault | None = None) -> None:
         """Set why the request fails; only the first error counts."""
@@ -118,6 +146,7 @@ class RequestEntries:
 
     def add_span(self, sequence_id: int, start: int, end: int) -> None:
         """Add computed positions, extending the last entry if they continue it."""
+        self._note_change(sequence_id)
         entries = self.entries[sequence_id]
         if entries:
             last = entries[-1]
@@ -128,8 +157,14 @@ class RequestEntries:
 
     def add_draft(self, sequence_id: int, start: int, kept: int, end: int, *, is_predicted: bool) -> None:
         """Add draft tokens that a step has verified."""
+        self._note_change(sequence_id)
         drafted = self.drafted.setdefault(sequence_id, Drafted())
         drafted.add(start, kept, end, is_predicted=is_predicted)
+
+    def complete(self, completed: Completed) -> None:
+        """Add what the client was given of a sequence."""
+        self._note_change(completed.sequence_id)
+        self.completed[completed.sequence_id] = completed
 
     def num_computed(self, sequence_id: int) -> int:
         """Return up to which position a sequence was ever computed."""
@@ -156,27 +191,50 @@ class RequestEntries:
 
     def account(self) -> Account:
         """Make the account from what was received."""
-        account = Account(self.opened, self.opened_unix_s, self.upstream)
+        if self._parts is None:
+            return self._account_of(Account(self.opened, self.opened_unix_s, self.upstream), self._places.values())
+        if self.applied.admitted_at != self._parts_admitted_at:
+            self.forget_parts()  # all of them begin with the first admission
+        account = DividedAccount(self.opened, self.opened_unix_s, self._parts.made(self._part_of))
+        account.error, account.fault = self.error, self.fault
+        return account
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether its account is divided, since it has many prompts."""
+        return self._parts is not None
+
+    def forget_parts(self) -> None:
+        """Make accounts from entries alone again: what was made of them is in doubt."""
+        if self._parts is not None:
+            self._parts.forget()
+            self._parts_admitted_at = self.applied.admitted_at
+
+    def _part_of(self, places: Iterable[Place]) -> AccountPart:
+        part = AccountPart(self.opened, self.opened_unix_s)
+        self._account_of(part, places)
+        return part
+
+    def _account_of(self, account: Account, places: Iterable[Place]) -> Account:
+        """Book everything that was received about some sequences into a new account."""
         account.error, account.fault = self.error, self.fault
         self.applied.keep_first_admission(account)
-        if (prompted := self.prompted) is not None:
-            for sequence_id, prompt, choice, num_tokens, breakpoints in zip(
-                prompted.sequence_ids,
-                prompted.prompt_indexes,
-                prompted.choice_indexes,
-                prompted.num_prompt_tokens,
-                prompted.breakpoints or [()] * len(prompted.sequence_ids),
-                strict=True,
-            ):
-                account.add_sequence(sequence_id, prompt, choice, num_tokens, breakpoints)
+        ids: list[int] = []
+        for place in places:
+            sequence_id = place.sequence_id
+            ids.append(sequence_id)
+            account.add_sequence(
+                sequence_id, place.prompt_index, place.choice_index, place.num_prompt_tokens, place.breakpoints
+            )
         # the first token of a first choice freezes what other choices have written before it
-        for sequence_id in sorted(self.entries, key=self._first_choices.__contains__):
+        for sequence_id in sorted(ids, key=self._first_choices.__contains__):
             for entry in self.entries[sequence_id]:
                 account.apply(sequence_id, entry)
-        for sequence_id, drafted in self.drafted.items():
-            account.sequences[sequence_id].drafted = drafted
-        for completed in self.completed.values():
-            account.complete(completed)
+        for sequence_id in ids:
+            if (drafted := self.drafted.get(sequence_id)) is not None:
+                account.sequences[sequence_id].drafted = drafted
+            if (completed := self.completed.get(sequence_id)) is not None:
+                account.complete(completed)
         if self.applied.is_withdrawn:
             account.withdraw()
         return account

@@ -6,7 +6,6 @@ engine did not count is not watched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ..cache_insight.cache_watch import CacheWatch, WatchedPrompt
@@ -14,20 +13,17 @@ from ..cache_insight.prefix_tree import Passage
 from ..messages.block_manager import UNREAD
 from ..messages.counts import Known
 from ..shared.breakpoints import TTL_S
-from .applied_effects import CountedPrompt
 from .prompt_account import PromptAccount
 from .request_entries import RequestEntries
 
 
 def watch_prompt(
-    watch: CacheWatch, request: RequestEntries, index: int, prompt: PromptAccount, before: Iterable[CountedPrompt]
+    watch: CacheWatch, request: RequestEntries, index: int, prompt: PromptAccount, *, is_first: bool, had_hit: bool
 ) -> None:
-    """Have a prompt watched. `before`: those of its request that were counted earlier."""
+    """Have a prompt watched. `is_first`, `had_hit`: none of its request was counted before, or one that was a hit."""
     caller, prompted, admission = request.opened.caller, request.prompted, prompt.admission
     if not isinstance(prompt.cached, Known) or prompted is None or admission is None:
         return
-    counted = [other.cached for other in before]
-    had_hit = any(isinstance(cached, Known) and cached.n for cached in counted)
     watched = WatchedPrompt(
         caller.tenant,
         caller.model,
@@ -35,13 +31,9 @@ def watch_prompt(
         prompt.cached.n,
         prompted.block_keys[index] if index < len(prompted.block_keys) else None,
         reads_cache=admission.miss is None or admission.miss.reason not in UNREAD,
-        is_first=not counted,
+        is_first=is_first,
         is_first_hit=prompt.cached.n > 0 and not had_hit,
-        sequence_ids=tuple(
-            i
-            for i, its_prompt in zip(prompted.sequence_ids, prompted.prompt_indexes, strict=True)
-            if its_prompt == index
-        ),
+        sequence_ids=tuple(request.sequences_of[index]),
         pin_ttl_s=max((TTL_S[mark.ttl] for mark in prompt.breakpoints), default=0),
         passage=Passage(request.request_id, index),
     )
