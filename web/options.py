@@ -38,6 +38,8 @@ class AppOptions:
     """How long a body may take to arrive."""
     max_sequences: int = 512
     """Prompts of one request times its `n`."""
+    max_pooled_prompts: int = 2048
+    """Inputs of one request for embeddings, texts of one for scores."""
     request_timeout_s: float | None = None
     """From receipt to the end of the response; None is unlimited."""
     heartbeat_s: float = 15.0

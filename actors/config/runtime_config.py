@@ -37,6 +37,8 @@ class RuntimeConfig:
     """Part of every block key."""
     submit_slots: int = 256
     """Submits that may wait for the engine."""
+    submit_window: int = 512
+    """Sequences of one request that engines may hold at a time; the others are submitted as these end."""
     token_cache_bytes: int = 64 << 20
     """Size of the cache of chat turns' texts and token ids, with which only new turns are tokenized; 0 disables it."""
     encode_slots: int = 256

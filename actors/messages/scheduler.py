@@ -46,6 +46,8 @@ class Submit:
     """Prompt tokens of the sequences that follow."""
     is_resumed: bool = False
     """It was held by an engine that died; it is never rejected for lack of room."""
+    takes_place: bool = False
+    """It takes the place of a sequence of its request that has ended; it is never rejected for lack of room either."""
     output_token_ids: list[int] = attrs.field(factory=list)
     """Tokens already sampled for it and reported; generation continues after them."""
     num_scored: int = 1

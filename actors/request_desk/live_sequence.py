@@ -79,6 +79,11 @@ class LiveSequence:
         is_scored = self.submit.sampling.prompt_logprobs is None or self.num_scored >= len(self.submit.prompt_token_ids)
         return bool(self.output_token_ids) and is_scored
 
+    @property
+    def is_about_to_end(self) -> bool:
+        """Whether its engine has ended it, or was told to."""
+        return self.aborted or self.has_ended or self.is_handed_over
+
     def left(self, engine: PooledEngine) -> bool:
         """Whether this is the engine that it left with its blocks."""
         return self.former is not None and self.former.peer.engine_id == engine.engine_id

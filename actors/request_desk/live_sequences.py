@@ -102,6 +102,7 @@ class LiveSequences:
         if (live := self._live.pop(sequence_id, None)) is None:
             return
         self._free_slot(live)
+        live.request.note_ended()
         self._channel.post(SequenceEnded(sequence_id))
         self.note_released()
         if not self._suspects.is_active:
@@ -274,9 +275,7 @@ class LiveSequences:
         num_handed_over = 0
         for sequence_id in sequence_ids:
             live = self._live.get(sequence_id)
-            if live is None or live.engine_id != engine.engine_id:
-                continue
-            if not (live.aborted or live.has_ended or live.is_handed_over):
+            if live is not None and live.engine_id == engine.engine_id and not live.is_about_to_end:
                 live.is_handed_over, live.moves = True, with_blocks
                 num_handed_over += 1
                 engine.queue.post(Abort(sequence_id))

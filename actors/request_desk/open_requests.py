@@ -48,6 +48,8 @@ class OpenRequest:
     """It is a line of a batch, which is run again if the server does not complete it."""
     mailbox: Mailbox = attrs.Factory(lambda opened: _mailbox_for(opened.message), takes_self=True)
     submitted_ids: list[int] = attrs.field(factory=list)
+    num_live: int = 0
+    """Those of them that have not ended."""
     group_id: int = 0
     """The last group of sequences that was begun: all of them, or those of one prompt (`Submit`)."""
     num_to_come: int = 0
@@ -65,6 +67,8 @@ class OpenRequest:
     """Paths of what the tokenizer has dropped from the schemas of its tools."""
     _on_encoded: list[Callable[[], object]] = attrs.field(factory=list)
     on_stopped: Callable[[], object] | None = None
+    _has_room: trio.Event | None = None
+    """While the tokenizer waits for room: set when one of its sequences ends."""
 
     # ------------------------------------------------------------ for its handler
 
@@ -102,8 +106,22 @@ class OpenRequest:
 
     def note_submitted(self, submit: Submit) -> None:
         self.submitted_ids.append(submit.sequence_id)
+        self.num_live += 1
         self.group_id = submit.group_id
         self.num_to_come, self.tokens_to_come = submit.num_to_come, submit.tokens_to_come
+
+    def note_ended(self) -> None:
+        """Note that one of its submitted sequences has ended."""
+        self.num_live -= 1
+        if self._has_room is not None:
+            self._has_room.set()
+
+    async def until_room(self, window: int) -> None:
+        """Wait until fewer than `window` of its sequences are live. No checkpoint if that is so."""
+        while self.num_live >= window:
+            self.release_prompts()
+            self._has_room = trio.Event()
+            await self._has_room.wait()
 
     def when_stopped(self, call: Callable[[], object]) -> None:
         """Call `call` when the request leaves or fails; at once if it already has."""
@@ -120,7 +138,12 @@ class OpenRequest:
 
     def mark_encoded(self) -> None:
         """Note that the tokenizer holds none of its prompts, or never will. Later calls have no effect."""
-        self.is_encoding, self.is_encoded, self.on_stopped, self.message = False, True, None, None
+        self.is_encoding, self.on_stopped = False, None
+        self.release_prompts()
+
+    def release_prompts(self) -> None:
+        """Note that its prompts are encoded, and nothing needs their texts. Later calls have no effect."""
+        self.is_encoded, self.message = True, None
         calls, self._on_encoded = self._on_encoded, []
         for call in calls:
             call()

@@ -259,11 +259,10 @@ class TokenizerActor:
         return result
 
     async def _submit(self, job: Job, sampling: SamplingParams) -> None:
-        """Submit the sequences of a request that were not submitted yet, until its client leaves."""
+        """Submit the sequences of a request that were not submitted yet, as there is room, until its client leaves."""
         request, config, sequences = job.request, self._config, self._desk.sequences
         if job.submission is None:
-            root = root_key_of(request, config)
-            num_hashed = 0
+            root, num_hashed = root_key_of(request, config), 0
             for encoded in islice(job.encoded, len(job.block_keys), None):
                 job.block_keys.append(await self._keys(root, encoded))
                 num_hashed += len(job.block_keys[-1])
@@ -282,6 +281,7 @@ class TokenizerActor:
             self._accountant.post(job.submission.prompted(job.sequence_ids))
             job.is_prompted = True
         for submit, track in islice(job.submission.messages(job.sequence_ids, outlet), job.num_submitted, None):
+            await job.opened.until_room(config.submit_window)
             if not await self._desk.submit(submit, track, job.opened):
                 return
             job.num_submitted += 1

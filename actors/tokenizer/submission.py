@@ -84,20 +84,26 @@ class Submission:
             notes=tuple(PromptNotes(prompt.outline, prompt.advice) for prompt in prompts),
         )
 
+    def _num_accepted(self, num_sequences: int) -> int:
+        """Return how many sequences may be refused for lack of room: the first ones, whose places later ones take."""
+        window, num_choices = self.config.submit_window, self.request.num_choices
+        return num_sequences if num_sequences <= window else -(-window // num_choices) * num_choices
+
     def messages(self, sequence_ids: tuple[int, ...], outlet: Outlet) -> Iterator[tuple[Submit, Track]]:
         request, sampling, engine = self.request, self.sampling, self.config.engine
         places = self._places()
         tail_length = DECODER_TAIL if request.output is None else PARSER_TAIL
-        group_size = request.num_choices if self.prompts_apart else len(places)
-        tokens_to_come = 0
+        num_accepted = self._num_accepted(len(places))
+        group_id = group_end = tokens_to_come = 0
         first_reads_cache, is_scored = reads_cache(request, engine.pooling), sampling.prompt_logprobs is not None
         least = least_output(request)
         for index, (sequence_id, (prompt, choice)) in enumerate(zip(sequence_ids, places, strict=True)):
             encoded, budget = self.prompts[prompt], self.budgets[prompt]
             token_ids = encoded.token_ids
-            if index % group_size == 0:
-                group = places[index : index + group_size]
-                tokens_to_come = sum(len(self.prompts[prompt].token_ids) for prompt, _ in group)
+            if index == group_end:
+                together = index < num_accepted and not self.prompts_apart
+                group_id, group_end = sequence_id, num_accepted if together else index + request.num_choices
+                tokens_to_come = sum(len(self.prompts[prompt].token_ids) for prompt, _ in places[index:group_end])
             tokens_to_come -= len(token_ids)
             submit = Submit(
                 sequence_id=sequence_id,
@@ -115,9 +121,10 @@ class Submission:
                 ),
                 reads_cache=choice > 0 or first_reads_cache,
                 pins=pins_of(encoded.breakpoints, engine.block_size) if engine.enable_prefix_caching else (),
-                group_id=sequence_ids[index - index % group_size],
-                num_to_come=group_size - index % group_size - 1,
+                group_id=group_id,
+                num_to_come=group_end - index - 1,
                 tokens_to_come=tokens_to_come,
+                takes_place=index >= num_accepted,
                 affinity=request.affinity,
                 kind=request.kind,
                 adapter=request.adapter,

@@ -22,28 +22,30 @@ def _ranked(query: str, documents: list[str]) -> dict[str, Any]:
 
 POOLED_ROWS: Sequence[Row] = (
     Row(
-        "512 embeddings as floats",
-        one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(512)]), 4),
+        "2,048 embeddings as floats",
+        one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(2048)]), 4),
         4,
         SERVER,
         refused=True,
     ),
     Row(
-        "512 embeddings as base64",
-        one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(512)], encoding_format="base64"), 4),
+        "2,048 embeddings as base64",
+        one(EMBEDDINGS, lambda: _inputs([[7, i] for i in range(2048)], encoding_format="base64"), 4),
         concurrency=4,
         server=SERVER,
         refused=True,
     ),
-    Row("512 embeddings of 4,000 characters", one(EMBEDDINGS, lambda: _inputs([text_of(4000)] * 512)), server=SERVER),
+    Row(
+        "2,048 embeddings of 4,000 characters", one(EMBEDDINGS, lambda: _inputs([text_of(4000)] * 2048)), server=SERVER
+    ),
     Row("embedding of 4 MB", one(EMBEDDINGS, lambda: _inputs(text_of(4 * MEBIBYTE)), 4), 4, SERVER),
     Row("embedding of a million ids", one(EMBEDDINGS, lambda: _inputs([7] * 1_000_000), 4), 4, SERVER),
     Row(
-        "256 pairs of texts",
-        one(SCORE, lambda: {"model": "demo", "text_1": ["Hi."] * 256, "text_2": [text_of(2000)] * 256}, 4),
+        "1,024 pairs of texts",
+        one(SCORE, lambda: {"model": "demo", "text_1": ["Hi."] * 1024, "text_2": [text_of(2000)] * 1024}, 4),
         concurrency=4,
         server=SERVER,
         refused=True,
     ),
-    Row("511 documents of 16 KB", one(RERANK, lambda: _ranked("Hi.", [text_of(16_000)] * 511)), server=SERVER),
+    Row("2,047 documents of 4 KB", one(RERANK, lambda: _ranked("Hi.", [text_of(4000)] * 2047)), server=SERVER),
 )

@@ -78,7 +78,7 @@ async def test_kinds_of_input(autojump_clock: trio.abc.Clock, given: str) -> Non
         ({"input": [[]]}, "input"),
         ({"input": ["x", 1]}, "input"),
         ({"input": [5000]}, "input"),
-        ({"input": ["x"] * 513}, "input"),
+        ({"input": ["x"] * 2049}, "input"),
         ({"input": "x " * 9000}, "input"),
         ({"input": "x", "dimensions": 0}, "dimensions"),
         ({"input": "x", "dimensions": 17}, "dimensions"),
@@ -241,7 +241,7 @@ async def test_reranker_counts_each_pair(autojump_clock: trio.abc.Clock) -> None
         ("/score", {"text_1": "x"}, "text_2"),
         ("/score", {"text_1": ["x", "y"], "text_2": ["x"]}, "text_1"),
         ("/score", {"text_1": [1], "text_2": ["x"]}, "text_1"),
-        ("/score", {"text_1": "x", "text_2": ["x"] * 513}, "text_2"),
+        ("/score", {"text_1": "x", "text_2": ["x"] * 2048}, "text_2"),
         ("/score", {"text_1": "x", "text_2": []}, "text_2"),
         ("/rerank", {"documents": ["x"]}, "query"),
         ("/rerank", {"query": "", "documents": ["x"]}, "query"),
@@ -289,10 +289,10 @@ async def test_failed_input(autojump_clock: trio.abc.Clock) -> None:
 
 async def test_longest_answer(autojump_clock: trio.abc.Clock) -> None:
     """The most inputs that a request may have are answered, each with its own vector."""
-    prompts = [[at, at + 1, at + 2] for at in range(512)]
-    async with small_runtime(**EMBED, max_waiting_requests=2000) as client:
+    prompts = [[at, at + 1, at + 2] for at in range(2048)]
+    async with small_runtime(**EMBED, max_waiting_requests=512) as client:
         answer = await post(client, "/v1/embeddings", input=prompts)
     for at, prompt in enumerate(prompts):
         given = np.array(answer["data"][at]["embedding"], np.float32)
         assert given.tobytes() == embedding(prompt)
-    assert answer["usage"]["prompt_tokens"] == 3 * 512
+    assert answer["usage"]["prompt_tokens"] == 3 * 2048

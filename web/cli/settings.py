@@ -39,7 +39,8 @@ log = structlog.get_logger("quipu.cli")
 WAITING_PER_RUNNING = 4
 """Sequences that may wait, by default, for each that may run."""
 MIN_WAITING = 1024
-"""However few may run: so that the largest request (`AppOptions.max_sequences`) fits into one tenant's half."""
+"""However few may run: so that what engines hold of the largest request (`RuntimeConfig.submit_window`) fits into one
+tenant's half."""
 TOKENS_PER_WAITING = 2048
 """Prompt tokens that may wait, by default, for each sequence that may wait."""
 MIN_WAITING_PROMPTS = 8

@@ -98,7 +98,8 @@ class AdmissionControl:
 
     The sequences of a request are submitted one by one, and are accepted or refused as a whole when the first arrives.
     As many sequences as could run at once do not count: they do not wait. A request that could run at once while
-    nothing is waiting is accepted however long its prompts are.
+    nothing is waiting is accepted however long its prompts are. Of a request with more sequences than may be submitted
+    at a time, the first ones are accepted or refused, and each later one has the place of one that has ended.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -119,7 +120,8 @@ class AdmissionControl:
             if group.num_sequences <= 0:
                 del self._groups[message.group_id]
             return group.refusal
-        refusal = None if message.is_resumed else self._refusal_of_group(message, waiting, num_running)
+        has_place = message.is_resumed or message.takes_place
+        refusal = None if has_place else self._refusal_of_group(message, waiting, num_running)
         if message.num_to_come:
             group = RequestGroup(message.tenant, message.num_to_come, message.tokens_to_come, refusal)
             self._groups[message.group_id] = group

@@ -63,7 +63,7 @@ async def read_embeddings(parsed: ParsedRequest) -> Reply:
     dimensions = _read_dimensions(body, info.vectors)
     as_base64 = body.optional_text("encoding_format") == "base64"
     async with Pace() as pace:
-        prompts = await read_prompts(body, "input", info, parsed.options.max_sequences, pace)
+        prompts = await read_prompts(body, "input", info, parsed.options.max_pooled_prompts, pace)
     prompts = with_default_prompt(prompts, info.vectors.default_prompt)
     wanted = pooled_request(body, info, model, prompts, "input", SequenceKind.EMBED, dimensions)
     return EmbeddingsReply(wanted, parsed.request_id, as_base64=as_base64)

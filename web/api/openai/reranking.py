@@ -64,7 +64,7 @@ class RerankReply(Reply):
 
 async def read_rerank(endpoint: str, parsed: ParsedRequest) -> Reply:
     """Check a body. Raises APIError."""
-    info, most = parsed.info, parsed.options.max_sequences - 1
+    info, most = parsed.info, parsed.options.max_pooled_prompts - 1
     body = Body(parsed.body, endpoint)
     model = read_model(body, info)
     body.refuse_unsupported()

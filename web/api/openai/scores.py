@@ -46,7 +46,7 @@ class ScoreReply(Reply):
 
 async def read_scores(endpoint: str, parsed: ParsedRequest) -> Reply:
     """Check a body. Raises APIError."""
-    info, most = parsed.info, parsed.options.max_sequences
+    info, most = parsed.info, parsed.options.max_pooled_prompts
     body = Body(parsed.body, endpoint)
     model = read_model(body, info)
     body.refuse_unsupported()

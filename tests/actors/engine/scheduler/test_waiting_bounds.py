@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 import trio.testing
@@ -179,3 +180,21 @@ def test_places_are_kept_for_expected_sequences(requests: list[tuple[int, str, i
         assert sum(num_waiting.values()) == len(waiting) <= bound
         assert num_waiting[tenant] == waiting.num_of(tenant) <= -(-bound * share // 1)
         assert waiting.num_tokens_of(tenant) == 3 * num_waiting[tenant]
+
+
+def test_later_sequences_of_a_list_have_the_places_of_those_that_ended() -> None:
+    """A sequence that takes the place of another one of its request is accepted however many wait."""
+    limits = SchedulerConfig(
+        block_size=1,
+        num_blocks=10,
+        max_num_seqs=1,
+        max_num_batched_tokens=10,
+        max_model_len=10,
+        max_waiting_requests=2,
+    )
+    admission, waiting = AdmissionControl(limits), WaitingQueue(Policy.FCFS)
+    for sequence_id in (1, 2):
+        waiting.push(make_sequence(submit(sequence_id, "a", group_id=0, to_come=0), sequence_id, limits))
+    message = submit(3, "a", group_id=3, to_come=0)
+    assert admission.refusal_of(message, waiting, 1) is not None
+    assert admission.refusal_of(attrs.evolve(message, takes_place=True), waiting, 1) is None
