@@ -16,6 +16,7 @@ import itertools
 import json
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -36,6 +37,9 @@ MAX_KEPT = 64
 """Maximum number of grammars without sequences that are kept for later ones, each with its process."""
 SETTLE_S = 10.0
 """Seconds after which the process of a grammar without sequences forgets its past ones, if no step runs."""
+BLOCKED_S = 1.0
+"""Seconds after which the place of a grammar that nobody waits for any more is given to another, likewise."""
+_UNWANTED = "Every sequence that waited for this grammar has ended."
 _TOO_MANY = "Too many grammars wait to be compiled. Please try again later."
 
 
@@ -88,6 +92,8 @@ class GrammarMasks:
         """Entries with sequences."""
         self._idle: TenantCache[Key, Entry] = TenantCache(MAX_KEPT)
         self._turns = GrammarTurns()
+        self._left: deque[Entry] = deque()
+        """Entries of grammars that were prepared and are gone, with their sequences. Any thread may append."""
         self._rows: weakref.WeakKeyDictionary[SequenceGrammar, Row] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -107,18 +113,21 @@ class GrammarMasks:
             self._start_thread()
 
     def prepare(self, grammar: OutputGrammar) -> Future[None]:
-        """Begin to compile a grammar, unless it is known. May be called from any thread."""
+        """Begin to compile a grammar, unless it is known, and as long as the object exists. May be called from any
+        thread.
+        """
         with self._changed:
             entry = self._entries.get(_key(grammar))
-            if entry is not None:
-                self._idle.get(entry.tenant, entry.key)  # marks it as most recently used
-                return entry.ready
-            entry = self._new_entry(grammar)
-            try:
-                self._turns.add(entry)
-            except QueueFull:
-                entry.refuse(_TOO_MANY)
-                del self._entries[entry.key]
+            if entry is None:
+                entry = self._new_entry(grammar)
+                try:
+                    self._turns.add(entry)
+                except QueueFull:
+                    entry.refuse(_TOO_MANY)
+                    del self._entries[entry.key]
+            entry.num_awaited += 1
+            weakref.finalize(grammar, self._left.append, entry).atexit = False
+            self._idle.get(entry.tenant, entry.key)  # marks it as most recently used
             self._start_thread()
             self._changed.notify()
             return entry.ready
@@ -196,6 +205,8 @@ class GrammarMasks:
 
     def _settle(self) -> None:
         """Keep the entries whose last sequence is gone for later ones, up to a limit."""
+        while self._left:
+            self._leave(self._left.popleft())
         for entry in [one for one in self._live if one.gone]:
             entry.settle()
             if not entry.rows:
@@ -204,6 +215,19 @@ class GrammarMasks:
                 self._keep(entry)
         for entry in self._turns.expired():
             self._keep(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        """Give up the turn or the place of an entry, if this was the last of the sequences that waited for it."""
+        entry.num_awaited -= 1
+        if entry.num_awaited:
+            return
+        if self._turns.is_queued(entry):
+            self._turns.leave(entry)
+            entry.refuse(_UNWANTED)
+            del self._entries[entry.key]
+        elif self._turns.leave(entry):
+            self._keep(entry)
+            self._changed.notify()
 
     def _keep(self, entry: Entry) -> None:
         pushed_out = self._idle.put(entry.tenant, entry.key, entry)
@@ -232,7 +256,7 @@ class GrammarMasks:
                 self._settle()
                 if (entry := self._turns.next()) is not None:
                     return entry
-                self._changed.wait(SETTLE_S if self._live or self._turns.num_waiting else None)
+                self._changed.wait(BLOCKED_S if self._turns.num_waiting else SETTLE_S if self._live else None)
             return None
 
     def _running_server(self) -> ForkServer:
