@@ -26,6 +26,7 @@ import numpy as np
 
 from ...fleet.forks.fork_server import ForkServer
 from ...messages.sampling import OutputGrammar
+from ...messages.scheduler import GRAMMAR_LOST
 from ...shared.fair_queue import QueueFull
 from ...shared.tenant_cache import TenantCache
 from .grammar_entry import NO_TOKENIZER, Asked, Entry, Key, Mask, MaskLimits, NoTokenizer, Row
@@ -40,7 +41,6 @@ SETTLE_S = 10.0
 BLOCKED_S = 1.0
 """Seconds after which the place of a grammar that nobody waits for any more is given to another, likewise."""
 _UNWANTED = "Every sequence that waited for this grammar has ended."
-_TOO_MANY = "Too many grammars wait to be compiled. Please try again later."
 
 
 class MaskMaker(Protocol):
@@ -118,13 +118,16 @@ class GrammarMasks:
         """
         with self._changed:
             entry = self._entries.get(_key(grammar))
+            if entry is not None and entry.is_turned_away:
+                self._settle()
+                entry = self._entries.get(_key(grammar))
             if entry is None:
                 entry = self._new_entry(grammar)
                 try:
                     self._turns.add(entry)
-                except QueueFull:
-                    entry.refuse(_TOO_MANY)
-                    del self._entries[entry.key]
+                except QueueFull:  # kept as such until they have ended: a step must not compile it
+                    entry.is_turned_away = True
+                    entry.refuse(GRAMMAR_LOST)
             entry.num_awaited += 1
             weakref.finalize(grammar, self._left.append, entry).atexit = False
             self._idle.get(entry.tenant, entry.key)  # marks it as most recently used
@@ -211,6 +214,9 @@ class GrammarMasks:
             entry.settle()
             if not entry.rows:
                 self._live.remove(entry)
+                if entry.is_turned_away:
+                    self._forget_unused(entry)
+                    continue
                 self._in_order.submit(entry.rest)
                 self._keep(entry)
         for entry in self._turns.expired():
@@ -228,6 +234,13 @@ class GrammarMasks:
         elif self._turns.leave(entry):
             self._keep(entry)
             self._changed.notify()
+        elif entry.is_turned_away:
+            self._forget_unused(entry)
+
+    def _forget_unused(self, entry: Entry) -> None:
+        """Forget that there was no turn for a grammar, once that has been told to all of its sequences."""
+        if not entry.rows and not entry.num_awaited:
+            del self._entries[entry.key]
 
     def _keep(self, entry: Entry) -> None:
         pushed_out = self._idle.put(entry.tenant, entry.key, entry)

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import trio
 
-from quipu.actors.engine.executor import grammar_entry, grammar_follower, grammars
+from quipu.actors.engine.executor import grammar_entry, grammar_follower, grammar_turns, grammars
 from quipu.actors.engine.executor.grammar_entry import MAX_DEATHS, MAX_LOSSES, Mask, MaskLimits
 from quipu.actors.engine.executor.grammar_follower import GrammarFollower
 from quipu.actors.engine.executor.grammar_turns import MAX_AHEAD_PER_TENANT
@@ -216,6 +216,26 @@ def test_sequences_that_never_begin(masks: GrammarMasks, made: Made) -> None:
     for grammar in again:
         masks.prepare(grammar).result(60)
     assert made.texts[MAX_AHEAD_PER_TENANT + 1 :] == [texts[-2]], "what was given up in its turn is compiled after all"
+
+
+def test_more_grammars_than_may_wait(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar for which there is no turn is never compiled by a step: its sequences get a 503, and later ones a
+    turn."""
+    monkeypatch.setattr(grammar_turns, "MAX_WAITING", 2)  # half of them one tenant's
+    masks = GrammarMasks(SOURCE, (EOS,))
+    texts = [grammar_text(regex(f"[a-c]{{{number}}}")) for number in range(1, MAX_AHEAD_PER_TENANT + 3)]
+    wanted = [OutputGrammar(text) for text in texts]
+    for grammar in wanted[:-2]:
+        masks.prepare(grammar).result(60)
+    assert not masks.prepare(wanted[-2]).done() and masks.prepare(wanted[-1]).done()
+    for _ in range(2):
+        assert masks_of(masks, sequence(texts[-1])) == [GRAMMAR_LOST]
+    assert masks.prepare(wanted[-1]).done() and len(made.processes) == MAX_AHEAD_PER_TENANT
+    del grammar
+    wanted.clear()
+    masks.prepare(last := OutputGrammar(texts[-1])).result(60)
+    assert isinstance(masks_of(masks, sequence(last.text))[0], bytes)
+    masks.close()
 
 
 def test_more_grammars_than_are_kept(masks: GrammarMasks, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
