@@ -53,6 +53,15 @@ def check_framing(request: h11.Request) -> None:
         raise RefusedRequest(400)
 
 
+def check_trailers(end: h11.EndOfMessage, max_headers: int, max_bytes: int) -> None:
+    """Refuse what follows the last chunk of a body if it is more than a head may be.
+
+    As for heads, h11 limits only what is incomplete. Raises RefusedRequest.
+    """
+    if len(end.headers) > max_headers or sum(len(name) + len(value) + 4 for name, value in end.headers) > max_bytes:
+        raise RefusedRequest(431)
+
+
 def check_head(received: bytes, max_headers: int, max_bytes: int) -> None:
     """Refuse line ends other than CRLF, too many lines (which h11 parses at 2 us each), and a head that is too long.
 

@@ -27,7 +27,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope, WorkerContext
 
-from .heads import RefusedRequest, check_framing, check_head, origin_form
+from .heads import RefusedRequest, check_framing, check_head, check_trailers, origin_form
 from .turns import start_turn
 
 HYPERCORN_VERSION = "0.18.0"
@@ -163,6 +163,7 @@ class Protocol(H11Protocol):
                 elif isinstance(event, h11.Data):
                     await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
                 elif isinstance(event, h11.EndOfMessage):
+                    check_trailers(event, self.max_headers, self.config.h11_max_incomplete_size)
                     await self.stream.handle(EndBody(stream_id=STREAM_ID))
             except h11.RemoteProtocolError as error:
                 await self._refuse(error.error_status_hint)

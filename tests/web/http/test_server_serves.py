@@ -310,6 +310,31 @@ async def test_as_many_headers_as_allowed() -> None:
         assert (await client.answer()).status == 431
 
 
+@pytest.mark.parametrize(
+    ("trailers", "status"),
+    [
+        (b"a: b\r\n" * 100 + b"\r\n", 200),
+        (b"a: b\r\n" * 101 + b"\r\n", 431),
+        (b"a: " + b"b" * 16_000 + b"\r\n\r\n", 200),
+        (b"a: " + b"b" * 30_000 + b"\r\n\r\n", 431),
+        (b"a: " + b"b" * 30_000, 431),
+    ],
+    ids=["as many as allowed", "too many", "as long as allowed", "too long", "without an end"],
+)
+async def test_trailers(trailers: bytes, status: int) -> None:
+    """The headers behind a chunked body are limited as those before it are."""
+    async with running_ours(probe_app(Probe())) as server:
+        client = await server.connect()
+        chunked = b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"
+        await client.send(chunked + trailers)
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (status, b"2" if status == 200 else b"")
+        if status == 431:
+            assert await client.read_all() == b""
+        await client.close()
+        assert await server.still_serves()
+
+
 @pytest.mark.parametrize("cut", range(1, 5))
 async def test_empty_lines_before_a_request(cut: int) -> None:
     """Empty lines are ignored if they end with CRLF, wherever they are split and whichever request they precede."""
