@@ -205,6 +205,9 @@ def install_request_contexts(app: QuartTrio, desk: Desk, tracer: Tracer, answers
         response.headers["X-Quipu-Request-Id"] = context.request_id
         if (ignored := context.ignored_fields()) is not None:
             response.headers[IGNORED_FIELDS_HEADER] = ignored
+        if request.method == "HEAD":
+            # its body would be made to the end, and never sent: of a stream, while the answer is generated
+            response.response = response.data_body_class(b"")
         return response
 
 

@@ -28,6 +28,7 @@ from tests.web.wires import wait_opened
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "tiny", "input": "hi", "background": True}
+PATIENCE_S = 30.0
 ENDED = [Delta(0, "", 1, FinishReason.STOP), Closed(record(), None)]
 
 
@@ -137,6 +138,22 @@ async def test_client_leaves_and_comes_back(waiting: Stored) -> None:
     assert found.model_dump(mode="json") == openai.types.responses.Response(**whole[-1]["response"]).model_dump(
         mode="json"
     )
+
+
+async def test_head_of_a_stream_that_goes_on(waiting: Stored) -> None:
+    """A HEAD is answered with the head of the stream, and ends, while the response is generated."""
+    async with waiting.raw.open("POST", PATH, {**BODY, "stream": True}, {"Authorization": "Bearer a"}) as exchange:
+        await exchange.wait_started()
+        name = read_events(await exchange.read_some())[0]["response"]["id"]
+        exchange.leave()
+    await wait_opened(waiting.desk)
+    path = f"{PATH}/{name}?stream=true"
+    with trio.fail_after(PATIENCE_S):
+        async with waiting.raw.open("HEAD", path, b"", {"Authorization": "Bearer a"}) as exchange:
+            assert await exchange.wait_started() == 200
+            assert await exchange.read() == b""
+    assert exchange.headers["content-type"].startswith("text/event-stream")
+    end_all(waiting)
 
 
 async def test_stream_by_the_client(tmp_path: Path) -> None:
