@@ -27,7 +27,7 @@ class _EncodedPath(PathConverter):
 
 
 class SentPathMap(QuartMap):
-    """The URL map of an application: matches the path of the request line. Nothing is merged or redirected."""
+    """The URL map of an application: matches the path of the request line. Nothing is merged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

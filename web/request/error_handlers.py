@@ -2,7 +2,7 @@
 body's reader, a bug. The shapes are those of `errors.py`.
 
 A 404 or 405 says which URL its client probably meant, since other servers have theirs below other paths; it is sent
-only to who may use the server.
+only to who may use the server. A slash too much at the end of a path is a redirect, as with FastAPI (vLLM).
 
 What must always hold: exceptions are logged by type and stack frames, never by message, which may quote a client; only
 routes that exist are named, and a path is tried a fixed number of times, however long it is.
@@ -15,8 +15,9 @@ from http import HTTPStatus
 
 import structlog
 from quart import Response, current_app, g, request
+from quart.wrappers import Request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 from werkzeug.routing import Map
 
 from quipu.actors.request_desk.interface import DeskClosed, PromptRefused
@@ -45,6 +46,9 @@ def install_error_handlers(app: QuartTrio) -> None:
     @app.errorhandler(HTTPException)
     async def on_http_exception(error: HTTPException) -> Response:
         response = respond(_from_http_exception(error))
+        if isinstance(error, NotFound) and (location := without_slash(current_app.url_map, request)) is not None:
+            response.status_code = HTTPStatus.TEMPORARY_REDIRECT
+            response.headers["Location"] = location
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
             response.headers["Allow"] = ", ".join(sorted(error.valid_methods))
         if isinstance(error, RequestEntityTooLarge):
@@ -104,6 +108,22 @@ def nearest_url(urls: Map, path: str) -> str | None:
         if candidate != path and (methods := methods_of(urls, candidate)):
             return f"{methods} {candidate}"
     return None
+
+
+def without_slash(urls: Map, asked: Request) -> str | None:
+    """Return where a request is to be sent whose path is a route's but for a slash at its end; None if it is not.
+
+    A reference relative to that path, which also holds behind a proxy that has removed a prefix.
+    """
+    path = asked.scope.get("raw_path") or b""
+    if len(path) > _MAX_PATH or not path.endswith(b"/") or path.endswith(b"//"):
+        return None
+    meant = path[:-1].decode("latin1")
+    method = "GET" if asked.method == "HEAD" else asked.method
+    if method not in methods_of(urls, meant).split(" or "):
+        return None
+    query = asked.query_string.decode("latin1")
+    return f"../{meant.rpartition('/')[2]}" + (f"?{query}" if query else "")
 
 
 def methods_of(urls: Map, path: str) -> str:

@@ -68,7 +68,7 @@ async def test_100_continue() -> None:
         ("//metrics", 404),
         ("///metrics", 404),
         ("/%6detrics", 404),
-        ("/metrics/", 404),
+        ("/metrics/", 307),
         ("/%2Fmetrics", 404),
         ("/v1/models", 200),
         ("/v1//models", 404),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -54,7 +55,6 @@ async def test_root_without_pages() -> None:
     [
         ("POST", "/chat/completions", "POST /v1/chat/completions"),
         ("GET", "/chat/completions", "POST /v1/chat/completions"),
-        ("POST", "/v1/chat/completions/", "POST /v1/chat/completions"),
         ("POST", "/v1/v1/chat/completions", "POST /v1/chat/completions"),
         ("POST", "//v1//chat/completions", "POST /v1/chat/completions"),
         ("POST", "/V1/Chat/Completions", "POST /v1/chat/completions"),
@@ -72,6 +72,55 @@ async def test_nearly_right_urls(method: str, path: str, meant: str) -> None:
     exchange, answer = await ask(Client(make_app(FakeDesk())), method, path)
     assert exchange.status == 404 and answer["error"]["code"] == "unknown_url"
     assert answer["error"]["message"].endswith(f" Use {meant} instead.")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "location"),
+    [
+        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+        ("GET", "/v1/models/?limit=1&after_id=a%20b", "/v1/models?limit=1&after_id=a%20b"),
+        ("HEAD", "/v1/models/", "/v1/models"),
+        ("GET", "/v1/chat/completions/a%2Fb/", "/v1/chat/completions/a%2Fb"),
+        ("DELETE", "/v1/models/", None),
+        ("GET", "/v1/models//", None),
+        ("GET", "/v1/models%2F", None),
+        ("GET", "/v1/nothing/", None),
+        ("GET", "/" + "x" * 3000 + "/", None),
+    ],
+)
+async def test_slash_too_much(method: str, path: str, location: str | None) -> None:
+    """A route's path with a slash at its end is sent on to it with method and body, also behind a proxy that removes a
+    prefix; nothing else is."""
+    async with Client(make_app(FakeDesk())).open(method, path) as exchange:
+        await exchange.wait_started()
+    if location is None:
+        assert exchange.status == 404 and "location" not in exchange.headers
+    else:
+        assert exchange.status == 307
+        assert urljoin(f"http://proxy/prefix{path}", exchange.headers["location"]) == f"http://proxy/prefix{location}"
+
+
+async def test_slash_too_much_needs_a_key() -> None:
+    """A client without a key is sent nowhere."""
+    exchange, _ = await ask(Client(make_app(FakeDesk(), keys=KEYS)), "GET", "/v1/models/")
+    assert exchange.status == 401 and "location" not in exchange.headers
+
+
+async def test_vllms_batches_of_chats() -> None:
+    """vLLM's endpoint for several chats in one request is named, and what there is in its place."""
+    exchange, answer = await ask(Client(make_app(FakeDesk())), "POST", "/v1/chat/completions/batch")
+    assert exchange.status == 404 and answer["error"]["code"] == "unknown_url"
+    assert "/v1/batches" in answer["error"]["message"]
+
+
+async def test_head_has_no_body() -> None:
+    """A HEAD has the headers of its GET, and nothing else."""
+    client = Client(make_app(FakeDesk()))
+    async with client.open("GET", "/v1/models") as got, client.open("HEAD", "/v1/models") as asked:
+        assert await got.wait_started() == await asked.wait_started() == 200
+        body = await got.read()
+        assert await asked.read() == b""
+    assert asked.headers["content-length"] == got.headers["content-length"] == str(len(body))
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/nothing/chat/completions", "/" + "x/" * 2000])

@@ -26,7 +26,7 @@ from quipu.actors.response_store.stored import (
 )
 
 from ...http.sse import json_for_line
-from ...request.errors import APIError, bad_value, error_of
+from ...request.errors import APIError, bad_value, error_of, not_found
 from ...request.request_context import current_request_context
 from ..answer import Reply
 from ..fields import missing
@@ -49,6 +49,12 @@ Ts = TypeVarTuple("Ts")
 ONE = f"{CHAT}/<completion_id>"
 MAX_FILTERS = 16
 _KIND = Kind.CHAT
+_VLLM_BATCH = "batch"
+"""What vLLM has at this path is no stored completion."""
+_NO_BATCH = (
+    f"Unknown URL: POST {CHAT}/{_VLLM_BATCH}. Several chats in one request are not served here: send each in its own "
+    f"request to {CHAT}, or all of them to /v1/batches."
+)
 
 
 class ChatKeeper(Keeper):
@@ -144,6 +150,8 @@ def install_stored_chats(app: QuartTrio, door: StoreDoor | None) -> None:
 
     @route(app, f"POST {ONE}", schemas.UPDATE_CHAT)
     async def update_chat_completion(completion_id: str) -> Response:
+        if completion_id == _VLLM_BATCH:
+            raise not_found(_NO_BATCH, code="unknown_url")
         store = _open(door)
         fields = await read_small_body(NEW_METADATA)
         if fields.get("metadata") is None:
