@@ -105,7 +105,8 @@ class ChatWriter(ChunkWriter):
         head = self._heads.get(delta.index)
         if head is None:
             # A message without text has no content, so its first delta must have none.
-            head, role = self._open(delta.index, b"null" if delta.events else b'""')
+            role = self._open(delta.index, b"null" if delta.events else b'""')
+            head = self._heads[delta.index]
         self._tally.add(delta)
         if delta.events:
             text = self._events(head, delta)
@@ -120,10 +121,12 @@ class ChatWriter(ChunkWriter):
         reason = _finish_reason(delta.finish_reason, self._wanted, has_call=delta.index in self._called)
         return role + text + head + self._empty_delta + self._last_tail(delta, reason or delta.finish_reason)
 
-    def _open(self, index: int, content: bytes) -> tuple[bytes, bytes]:
-        """Return the head of a choice's chunks, and its first chunk."""
-        head = self._heads[index] = self._choice_head + b'%d,"delta":{' % index
-        return head, head + b'"role":"assistant","content":' + content + self._delta_end + self._tail()
+    def _open(self, index: int, content: bytes) -> bytes:
+        """Return the first chunk of a choice, after those of the choices before it, as OpenAI's client expects them."""
+        opened = [number for number in range(index + 1) if number not in self._heads]
+        first = b'"role":"assistant","content":' + content + self._delta_end + self._tail()
+        self._heads |= {number: self._choice_head + b'%d,"delta":{' % number for number in opened}
+        return b"".join(self._heads[number] + first for number in opened)
 
     def _events(self, head: bytes, delta: Delta) -> bytes:
         """Return a chunk for each event, the first with the logprobs and token ids."""
@@ -168,8 +171,8 @@ class ChatWriter(ChunkWriter):
     def prompt_ids(self, index: int, token_ids: Sequence[int]) -> Iterator[bytes]:
         """Return a choice's first chunk, in pieces. That of the first choice has the ids of the prompt."""
         is_first = not self._heads
-        _, role = self._open(index, b'""')
+        role = self._open(index, b'""')
         if not is_first:
-            return iter((role,))
+            return iter((role,) if role else ())
         rest = b"," + role[len(_CHUNK_START) :]
         return chain((_CHUNK_START + b'"prompt_token_ids":',), id_pieces(token_ids), (rest,))

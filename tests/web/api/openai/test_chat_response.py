@@ -120,20 +120,29 @@ async def test_content_is_null_without_text() -> None:
 
 
 async def test_any_output_streamed_and_whole() -> None:
-    """OpenAI's client makes of any stream the message that is sent as a whole, with the same ids and reason."""
+    """OpenAI's client makes of any stream the messages that are sent as a whole, with the same ids and reasons,
+    whichever of them the model begins first."""
     for seed in range(120):
         rng = random.Random(seed)
         drawn = [draw_output(rng), draw_output(rng)]
+        waiting = [draw_deltas(rng, output, index) for index, output in enumerate(drawn)]
+        for index, told in enumerate(waiting):
+            told.append(Delta(index, "", 1, rng.choice((FinishReason.STOP, FinishReason.LENGTH))))
+        with_ids = rng.random() < 0.3
+        if with_ids:  # come first, of whichever choice
+            waiting = [[_with_prompt_ids(index), *told] for index, told in enumerate(waiting)]
         events: list[OutletEvent] = [STARTED]
-        for index, output in enumerate(drawn):
-            events += draw_deltas(rng, output, index)
-            events.append(Delta(index, "", 1, rng.choice((FinishReason.STOP, FinishReason.LENGTH))))
+        while left := [told for told in waiting if told]:
+            events.append(rng.choice(left).pop(0))
         events.append(Closed(record(), None))
-        changes = {"include_reasoning": rng.random() < 0.7, "num_choices": 2}
+        changes = {"include_reasoning": rng.random() < 0.7, "num_choices": 2, "with_token_ids": with_ids}
         answer = whole(await reply_to(read_chat, {**BODY, "n": 2}, **changes), events)
         state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
-        for chunk in streamed(await reply_to(read_chat, {**STREAM, "n": 2}, **changes), events):
+        chunks = streamed(await reply_to(read_chat, {**STREAM, "n": 2}, **changes), events)
+        for chunk in chunks:
             state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+        roles = [choice["index"] for chunk in chunks for choice in chunk["choices"] if "role" in choice["delta"]]
+        assert roles == [0, 1] and ("prompt_token_ids" in chunks[0]) == with_ids
         snapshot = state.current_completion_snapshot.model_dump(exclude_unset=True)
         for output, choice, put_together in zip(drawn, answer["choices"], snapshot["choices"], strict=True):
             assert plain(put_together) == plain(choice), seed
@@ -145,6 +154,10 @@ async def test_any_output_streamed_and_whole() -> None:
                 (part.name, part.text) for part in parts if part.kind == "call"
             ]
             assert len({call[0] for call in message["calls"]}) == len(message["calls"])
+
+
+def _with_prompt_ids(index: int) -> OutletEvent:
+    return ScoredDelta(index, "", 0, None, of_prompt=OfPrompt(token_ids=range(3)))
 
 
 def plain(choice: dict[str, Any]) -> dict[str, Any]:
