@@ -1,7 +1,7 @@
 """Holds sequences back until the engine has compiled their grammar, so that no step of others waits for it.
 
 `engine.py` puts it in front of the scheduler's inbox. What must always hold: messages about one sequence, and sequences
-with the same grammar, keep their order; a sequence is held no longer than its grammar takes.
+with the same grammar, keep their order; a sequence is held no longer than its grammar takes, or anybody wants it.
 """
 
 from __future__ import annotations
@@ -31,46 +31,72 @@ WebMessage = Submit | Abort | ResetPrefixCache
 class Inbox(Sender[WebMessage], Poster[WebMessage], Protocol): ...
 
 
+@attrs.define(eq=False)
+class _Held:
+    """What waits for one grammar."""
+
+    key: Key
+    compiled: Future[Any] | None = None
+    messages: list[WebMessage] = attrs.field(factory=list)
+    """In order."""
+    wanted: set[int] = attrs.field(factory=set)
+    """Sequences among them that are not aborted."""
+
+
 @attrs.frozen(eq=False)
 class GrammarGate:
     _prepare: Prepare
     _inbox: Inbox
-    _held: dict[Key, list[WebMessage]] = attrs.field(factory=dict)
-    """By grammar, in order."""
+    _held: dict[Key, _Held] = attrs.field(factory=dict)
+    _by_sequence: dict[int, _Held] = attrs.field(factory=dict)
 
     async def send(self, message: WebMessage) -> None:
         """Pass a message on to the scheduler, or hold it until its grammar is compiled."""
-        if (held := self._behind(message)) is not None:
-            held.append(message)
-            return
-        if isinstance(message, Submit) and (grammar := message.sampling.grammar) is not None:
-            compiled = self._prepare(grammar)
-            if not compiled.done():
-                self._held[_key(grammar)] = [message]
-                release = partial(self._release, _key(grammar))
-                compiled.add_done_callback(partial(_call_in_loop, trio.lowlevel.current_trio_token(), release))
-                return
-        await self._inbox.send(message)
+        if not self._holds(message):
+            await self._inbox.send(message)
 
-    def _behind(self, message: WebMessage) -> list[WebMessage] | None:
+    def _holds(self, message: WebMessage) -> bool:
         match message:
-            case Submit():
-                grammar = message.sampling.grammar
-                return None if grammar is None else self._held.get(_key(grammar))
-            case Abort():
-                for held in self._held.values():
-                    if any(isinstance(one, Submit) and one.sequence_id == message.sequence_id for one in held):
-                        return held
-        return None
+            case Submit() if (grammar := message.sampling.grammar) is not None:
+                return self._holds_sequence(message, grammar)
+            case Abort() if (held := self._by_sequence.get(message.sequence_id)) is not None:
+                held.messages.append(message)
+                held.wanted.discard(message.sequence_id)
+                if not held.wanted:  # together they end in the scheduler, before a step could need the grammar
+                    self._release(held)
+                return True
+        return False
 
-    def _release(self, key: Key) -> None:
-        # `post` and not `send`: this is not a task; the web side limits the number of sequences
-        for message in self._held.pop(key):
+    def _holds_sequence(self, submit: Submit, grammar: OutputGrammar) -> bool:
+        compiled = self._prepare(grammar)  # for each: it is given up once nobody is left that waits for it
+        key = grammar.owner, grammar.text
+        held = self._held.get(key)
+        if held is None:
+            if compiled.done():
+                return False
+            held = self._held[key] = _Held(key)
+        if held.compiled is not compiled:
+            held.compiled = compiled
+            release = partial(self._release_compiled, held, compiled)
+            compiled.add_done_callback(partial(_call_in_loop, trio.lowlevel.current_trio_token(), release))
+        held.messages.append(submit)
+        held.wanted.add(submit.sequence_id)
+        self._by_sequence[submit.sequence_id] = held
+        return True
+
+    def _release_compiled(self, held: _Held, compiled: Future[Any]) -> None:
+        if held.compiled is compiled:
+            self._release(held)
+
+    def _release(self, held: _Held) -> None:
+        for message in held.messages:
+            if isinstance(message, Submit):
+                del self._by_sequence[message.sequence_id]
+            # `post` and not `send`: this is not a task; the web side limits the number of sequences
             self._inbox.post(message)
-
-
-def _key(grammar: OutputGrammar) -> Key:
-    return grammar.owner, grammar.text
+        held.messages.clear()
+        if self._held.get(held.key) is held:
+            del self._held[held.key]
 
 
 def _call_in_loop(token: trio.lowlevel.TrioToken, function: Callable[[], None], _: Future[Any]) -> None:

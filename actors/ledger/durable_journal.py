@@ -7,7 +7,8 @@
 The accountant calls it from the event loop; `run` does what may take long.
 
 What must always hold: while records cannot be written, no new request is admitted; an admitted request has room for its
-closing record and gets one. Of rejected requests each tenant gets a limited number of records an hour (`refusals.py`).
+closing record and gets one. Of requests that are rejected, or cancelled before they are admitted, each tenant gets a
+limited number of records an hour (`unadmitted.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from ..messages.usage_record import UsageRecord
 from ..threads import run_in_thread
 from .entries import GROWTH_BYTES, MAX_LINE_BYTES, Chain, Line, admitted_line
 from .preallocated_segments import PreallocatedSegments
-from .refusals import RefusalBudget
 from .retries import RetryIndex
 from .segment_files import Position
 from .segment_writer import OpenEntry, SegmentWriter, Troubles
+from .unadmitted import UnadmittedBudget
 
 log = structlog.get_logger("quipu.ledger")
 
@@ -45,7 +46,7 @@ class DurableJournal:
         segments: PreallocatedSegments,
         chain: Chain,
         retries: RetryIndex,
-        refusals: RefusalBudget,
+        unadmitted: UnadmittedBudget,
         *,
         fsync: bool,
         unix_time: Callable[[], float] = time.time,
@@ -53,7 +54,7 @@ class DurableJournal:
         self._segments = segments
         self._chain = chain
         self._retries = retries
-        self._refusals = refusals
+        self._unadmitted = unadmitted
         self._fsync = fsync
         self._unix_time = unix_time
         self._open: dict[str, OpenEntry] = {}
@@ -95,12 +96,12 @@ class DurableJournal:
     def close(self, record: UsageRecord, release: Callable[[], None]) -> None:
         entry = self._open.pop(record.request_id, None)
         if entry is None:
-            if record.outcome is Outcome.REJECTED and not self._refusals.take(record.tenant, self._unix_time()):
+            if not self._unadmitted.take(record.tenant, record.outcome, self._unix_time()):
                 release()  # there is no record to wait for
                 return
             if self._held_back or not self._has_room(MAX_LINE_BYTES):
                 self._hold_back(record)
-                release()  # the request was rejected, and its client must be told why
+                release()  # if the request was rejected, its client must be told why
                 return
         else:
             self._reserved -= entry.reserved
@@ -154,9 +155,9 @@ class DurableJournal:
         return len(self._held_back)
 
     @property
-    def num_suppressed(self) -> int:
-        """Rejected requests without a record, because their tenant's budget was used up."""
-        return self._refusals.num_suppressed
+    def num_suppressed(self) -> Mapping[Outcome, int]:
+        """Requests without a record, because their tenant's budget was used up."""
+        return self._unadmitted.num_suppressed
 
     @property
     def durable(self) -> Position:

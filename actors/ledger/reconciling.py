@@ -2,8 +2,8 @@
 
 Counters live as long as their server. So each server's own records are summed and compared with the counters that it
 wrote when it stopped, or with the ones that it shows now; a server that was killed left none. Records closed by
-recovery are left out. Rejected requests that were counted but not written (`refusals.py`) have a counter of their own,
-which is added to the ledger's number.
+recovery are left out. Requests that were counted but not written (`unadmitted.py`) have a counter of their own, which
+is added to the ledger's number.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .queries import SumBuilder
 from .reading import LedgerReader, entries_after, open_reader
 from .schema import marks
 from .segment_files import BEGINNING
+from .unadmitted import LIMITED
 
 DISPUTED: Final = "usage_disputed_total"
 SUPPRESSED: Final = "usage_records_suppressed_total"
@@ -58,7 +59,7 @@ class ServerAccount:
     num_open: int
     """Accounts that were open when the counters were read, whose prompts are counted already."""
     num_suppressed: int
-    """Rejected requests without a record, according to the counters. Added to those that have one."""
+    """Requests without a record, according to the counters. Added to those that have one."""
     lines: tuple[Comparison, ...]
 
     @property
@@ -118,9 +119,9 @@ def _sums(reader: LedgerReader) -> dict[str, _Sums]:
 def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float] | None) -> ServerAccount:
     (total,) = sums.tokens.sums()
     values = counters or {}
-    num_suppressed = int(values.get(SUPPRESSED, 0))
-    by_outcome = {**sums.by_outcome}
-    by_outcome[Outcome.REJECTED] = by_outcome.get(Outcome.REJECTED, 0) + num_suppressed
+    suppressed = {outcome: int(values.get(f'{SUPPRESSED}{{outcome="{outcome}"}}', 0)) for outcome in LIMITED}
+    suppressed[Outcome.REJECTED] += int(values.get(SUPPRESSED, 0))  # as servers wrote it that knew no others
+    by_outcome = {outcome: sums.by_outcome.get(outcome, 0) + suppressed.get(outcome, 0) for outcome in Outcome}
     ledger: dict[str, float] = {
         "prompt_tokens_total": total.prompt_tokens,
         "prefix_cache_queries_total": total.queried_tokens,
@@ -131,7 +132,7 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
         "moved_tokens_total": total.moved_tokens,
         "spec_decode_num_draft_tokens_total": total.draft_tokens,
         "spec_decode_num_accepted_tokens_total": total.accepted_draft_tokens,
-        **{f'requests_total{{outcome="{outcome}"}}': by_outcome.get(outcome, 0) for outcome in Outcome},
+        **{f'requests_total{{outcome="{outcome}"}}': by_outcome[outcome] for outcome in Outcome},
         DISPUTED: total.num_disputed,
     }
     lines = tuple(
@@ -146,7 +147,7 @@ def _account(start: Entry, ended: str, sums: _Sums, counters: Mapping[str, float
         sums.num_recovered,
         total.num_disputed,
         int(values.get(OPEN, 0)),
-        num_suppressed,
+        sum(suppressed.values()),
         lines,
     )
 

@@ -33,9 +33,9 @@ from .folder import LedgerFolder
 from .loader import Loader
 from .preallocated_segments import PreallocatedSegments
 from .recovery import Recovered, recover
-from .refusals import RefusalBudget
 from .retries import RetryIndex
 from .segment_files import BEGINNING, DiskStorage, Storage
+from .unadmitted import LIMITED, UnadmittedBudget
 from .webhook import Webhook, WebhookConfig
 from .webhook_queue import WebhookQueue
 
@@ -58,7 +58,7 @@ class LedgerConfig:
     max_idempotency_keys: int = 10_000
     """Per tenant. The oldest are forgotten first; retries of them are not recognized."""
     max_refusal_records: int = 500
-    """Records of rejected requests written per tenant and hour; the rest are only counted."""
+    """Records of requests that were never admitted, written per tenant and hour; the rest are only counted."""
     retention_days: float = 0.0
     """0: records are kept forever."""
     version: str = ""
@@ -98,12 +98,15 @@ class LedgerGauges(Collector):
         yield info
         yield _gauge("ledger_writable", "1: records can be written; 0: none is admitted.", journal.trouble is None)
         yield _gauge("ledger_open_entries", "Admitted requests whose closing record is not written.", journal.num_open)
-        yield _gauge("ledger_held_back", "Records of rejected requests that wait for room.", journal.num_held_back)
+        yield _gauge("ledger_held_back", "Records of unadmitted requests that wait for room.", journal.num_held_back)
         start, end = loader.position or BEGINNING, journal.durable
         behind = (end.segment - start.segment) * self._ledger.segment_bytes + end.offset - start.offset
         yield _gauge("ledger_unloaded_bytes", "Approximate size of what is not in the database yet.", behind)
-        suppressed = "Rejected requests without a record, beyond a tenant's budget."
-        yield _counter("usage_records_suppressed", suppressed, journal.num_suppressed)
+        about = "Requests without a record, by outcome: never admitted, and beyond their tenant's budget."
+        suppressed = CounterMetricFamily("quipu:usage_records_suppressed", about, labels=["outcome"])
+        for outcome in LIMITED:
+            suppressed.add_metric([outcome], float(journal.num_suppressed.get(outcome, 0)))
+        yield suppressed
         yield _gauge("ledger_database_up", "1: records are loaded; 0: the database is down.", loader.trouble is None)
         with suppress(OSError):
             disk = shutil.disk_usage(self._ledger.data_dir)
@@ -142,9 +145,9 @@ async def open_ledger(
             segments = PreallocatedSegments(
                 storage, segment_bytes=config.segment_bytes, next_number=recovered.next_segment
             )
-            refusals = RefusalBudget(config.max_refusal_records)
+            unadmitted = UnadmittedBudget(config.max_refusal_records)
             journal = DurableJournal(
-                segments, Chain(server), retries, refusals, fsync=config.fsync, unix_time=unix_time
+                segments, Chain(server), retries, unadmitted, fsync=config.fsync, unix_time=unix_time
             )
             _begin(journal, recovered, config.version, unix_time())
             for number in recovered.empty_segments:

@@ -103,7 +103,7 @@ def read_info(
     """Read the checkpoint in `path`, which is to be quantized as told. Raises CheckpointError.
 
     A turn ends with any token that config.json (`text_config` included), generation_config.json,
-    tokenizer_config.json or special_tokens_map.json names as its end.
+    tokenizer_config.json or special_tokens_map.json names as its end, and that the model can draw.
     """
     config = read_json(path / "config.json")
     if "vocab_size" not in config and isinstance(config.get("text_config"), dict):
@@ -124,13 +124,13 @@ def read_info(
         eos += _as_ids("config.json: text_config.eos_token_id", text_config.get("eos_token_id"))
     if generation.exists():
         eos += _as_ids(f"{generation.name}: eos_token_id", read_json(generation).get("eos_token_id"))
-    eos += [token_id for token_id in _end_token_ids(path) if token_id < vocab_size]
+    eos += _end_token_ids(path)
     return CheckpointInfo(
         path=path,
         name=name or path.name,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
-        eos_token_ids=tuple(dict.fromkeys(eos)),
+        eos_token_ids=tuple(dict.fromkeys(token_id for token_id in eos if 0 <= token_id < vocab_size)),
         dtype=dtype,
     )
 

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from ..machine import memory
 from ..ops import RopeTable
 from .config_parts import Temperature
 from .rope_config import LinearScaling, Llama3Scaling, ProportionalScaling, Rope, ShortFactors, YarnScaling
@@ -18,8 +19,15 @@ from .rope_config import LinearScaling, Llama3Scaling, ProportionalScaling, Rope
 def make_rope_table(rope: Rope, num_positions: int, factor_P: torch.Tensor | None = None) -> RopeTable:
     """Compute the table of positions 0 to `num_positions`, exclusive.
 
-    `factor_P`: what heads at each position are multiplied with, too.
+    `factor_P`: what heads at each position are multiplied with, too. Raises ValueError for a table that this machine's
+    memory could not hold.
     """
+    num_bytes, total = num_positions * rope.width * 4, memory().total
+    if num_bytes > total:
+        raise ValueError(
+            f"the rotary embedding of {num_positions} positions of {rope.width} elements takes {num_bytes >> 30} GiB, "
+            f"this machine has {total >> 30} GiB: lower --max-model-len"
+        )
     frequency_R = 1.0 / rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width)
     factor = 1.0
     match rope.scaling:

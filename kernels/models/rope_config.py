@@ -124,7 +124,10 @@ def parse_rope(
     entries_of_type = _Entries(rope_type, rope, data)
     scaling = parsers[rope_type](entries_of_type, width)
     entries_of_type.check_all_read()
-    return Rope(theta=_number("rope_theta", theta), width=width, scaling=scaling, is_interleaved=is_interleaved)
+    theta = _number("rope_theta", theta)
+    if isinstance(scaling, YarnScaling) and theta <= 1:  # its logarithm is a divisor
+        raise ValueError(f"config.json: rope_theta is {theta}, must be above 1 for rope_type 'yarn'")
+    return Rope(theta=theta, width=width, scaling=scaling, is_interleaved=is_interleaved)
 
 
 def parse_ropes_of_types(data: dict[str, Any], *, head_dim: int, thetas: tuple[float, float]) -> tuple[Rope, Rope]:

@@ -94,7 +94,7 @@ HEALTHY = [
     of("ledger_unloaded_bytes", "50000x200"),
     of("data_dir_free_bytes", "50e9x200"),
     of("data_dir_size_bytes", "1e12x200"),
-    of("usage_records_suppressed_total", "0x200"),
+    of("usage_records_suppressed_total", "0x200", outcome="rejected"),
     of("usage_webhook_up", "1x200"),
     of("usage_webhook_delivered_total", "0+103x200"),
     of("usage_webhook_given_up_total", "0x200"),
@@ -198,7 +198,7 @@ CASES = [
             of("usage_webhook_up", "1x20 0x80"),
             of("usage_webhook_delivered_total", "0+100x20 2000x80"),
             of("usage_webhook_given_up_total", "0x5 1x95"),
-            of("usage_records_suppressed_total", "0x100"),
+            of("usage_records_suppressed_total", "0x100", outcome="rejected"),
             of(ENDED, "0+100x100", outcome="finished"),
         ],
         {

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -17,7 +18,6 @@ from typing import Any
 import pytest
 
 from quipu.actors.ledger.reading import open_reader
-from quipu.actors.ledger.reconciling import parse_metrics
 from tests.e2e.ledger_command import ledger
 from tests.e2e.prompts import token_prompt
 from tests.e2e.servers import PATIENCE_S, Server, eventually, run_quipu, serve_command, serving, start_quipu
@@ -135,28 +135,39 @@ def test_retry_after_kill(tmp_path: Path) -> None:
             assert reader.sums(collapse_retries=True)[0].num_requests == 2
 
 
-def test_many_rejected_requests(tmp_path: Path) -> None:
-    """Requests rejected for their length do not fill the ledger: only some get records, but all are answered and
-    counted, and reconcile agrees, while serving and afterwards."""
-    flags = [*FAKE, "--max-refusal-records", "5", "--max-model-len", "512"]
+def test_many_requests_never_admitted(tmp_path: Path) -> None:
+    """Requests that are too long, or that their clients leave while they wait, do not fill the ledger: only some get
+    records, but all are counted, and reconcile agrees, while serving and afterwards."""
+    flags = [*FAKE, "--max-refusal-records", "5", "--max-model-len", "4096", "--max-num-seqs", "1"]
+    flags += ["--fake-step-seconds", "0.02"]
     with serving(tmp_path, *flags, exit_code=0) as server:
         served = ask(server, "served")
         for number in range(30):
-            refused = server.complete(token_prompt(f"tag {number}", 40), 1000)
+            refused = server.complete(token_prompt(f"tag {number}", 40), 5000)
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-        server.wait_at_rest()
-        counters = parse_metrics(server.get("/metrics").text)
+        with streaming(server, token_prompt("running", 40), 4000), ExitStack() as leaving:
+            for number in range(8):
+                body = json.dumps({"model": "demo", "prompt": token_prompt(f"left {number}", 40)})
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+                client = leaving.enter_context(socket.create_connection(server.address))
+                client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 8, "eight wait")
+            leaving.close()
+            eventually(lambda: server.metrics()["num_requests_waiting"] == 0, "all have left")
+        counters = server.wait_at_rest()
         assert counters['requests_total{outcome="rejected"}'] == 30
-        assert counters["usage_records_suppressed_total"] == 25
+        assert counters['requests_total{outcome="cancelled"}'] == 9
+        assert counters['usage_records_suppressed_total{outcome="cancelled"}'] == 8
+        assert counters['usage_records_suppressed_total{outcome="rejected"}'] == 25
         assert server.get(f"/v1/usage/{served}").status_code == 200
         assert server.get(f"/v1/usage/{refused.headers['X-Quipu-Request-Id']}").status_code == 404
         live = ledger(tmp_path, "reconcile", "--metrics-url", f"{server.url}/metrics")
-        assert live.returncode == 0 and "25 refused requests were counted and not written" in live.stdout
-        eventually(lambda: server.events("ledger.refusals_suppressed"), "it is logged")
-        assert server.log_text.count("ledger.refusals_suppressed") == 1
-    assert ledger(tmp_path, "verify").stdout == "in order: 6 records of 1 server starts\n"
+        assert live.returncode == 0 and "33 requests that were never admitted were counted" in live.stdout
+        eventually(lambda: server.events("ledger.records_suppressed"), "it is logged")
+        assert server.log_text.count("ledger.records_suppressed") == 1
+    assert ledger(tmp_path, "verify").stdout == "in order: 7 records of 1 server starts\n"
     (account,) = json.loads(ledger(tmp_path, "reconcile", "--json").stdout)
-    assert account["agrees"] and account["num_suppressed"] == 25
+    assert account["agrees"] and account["num_suppressed"] == 33
     rejected = next(line for line in account["sums"] if line["name"] == 'requests_total{outcome="rejected"}')
     assert rejected["ledger"] == rejected["counter"] == 30
 

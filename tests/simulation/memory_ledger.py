@@ -13,8 +13,8 @@ import attrs
 from quipu.actors.ledger.durable_journal import DurableJournal
 from quipu.actors.ledger.entries import Chain
 from quipu.actors.ledger.preallocated_segments import PreallocatedSegments
-from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
+from quipu.actors.ledger.unadmitted import UnadmittedBudget
 
 FIRST_LINES = 4
 
@@ -98,8 +98,8 @@ def open_journal(
     `padding`: bytes of each of the first lines, so that a run reaches the end of a segment.
     """
     segments = PreallocatedSegments(storage, segment_bytes=segment_bytes, next_number=1)
-    retries, refusals = RetryIndex(3600.0, 1000), RefusalBudget(10_000)
-    journal = DurableJournal(segments, Chain("srv-simulated"), retries, refusals, fsync=fsync, unix_time=unix_time)
+    retries, unadmitted = RetryIndex(3600.0, 1000), UnadmittedBudget(10_000)
+    journal = DurableJournal(segments, Chain("srv-simulated"), retries, unadmitted, fsync=fsync, unix_time=unix_time)
     for _ in range(FIRST_LINES):
         journal.start({"padding": "." * padding})
     return journal

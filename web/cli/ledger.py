@@ -196,7 +196,7 @@ def _print_account(account: ServerAccount) -> None:
         counter = "" if line.counter is None else f"{line.counter:>16,.0f}  {'' if line.agrees else 'DIFFERS'}"
         print(f"  {line.name:<40}{line.ledger:>16,.0f}{counter}".rstrip())
     if account.num_suppressed:
-        print(f"  {account.num_suppressed} refused requests were counted and not written: they are among the rejected")
+        print(f"  {account.num_suppressed} requests that were never admitted were counted, and not written")
     if account.num_recovered:
         print(f"  {account.num_recovered} records of requests whose server had died, closed here")
     print(f"  disputed accounts: {account.num_disputed}")

@@ -39,7 +39,7 @@ def add_ledger_flags(add: Callable[..., Any]) -> None:
     amount("--idempotency-window", default=86_400.0, metavar="SECONDS", help=window)
     keys = "how many Idempotency-Keys of a tenant are remembered; the oldest are forgotten first"
     count("--max-idempotency-keys", default=10_000, metavar="N", help=keys)
-    refusals = "records of refused requests that are written per tenant and hour; the rest are only counted"
+    refusals = "records of requests that are never admitted, per tenant and hour; the rest are only counted"
     webhook = f"send each usage record to this URL as a CloudEvent; with the key in {WEBHOOK_KEY_VARIABLE}, if set"
     add("--usage-webhook", type=webhook_url, metavar="URL", help=webhook)
     count("--max-refusal-records", default=500, metavar="N", help=refusals)

@@ -137,6 +137,10 @@ class Entry:
         """Numbers of sequences that have ended. Any thread may append."""
         self.awaited_since: float | None = None
         """When it was prepared for a sequence that has not begun yet."""
+        self.num_awaited = 0
+        """How many sequences it was prepared for that have not ended, begun or not."""
+        self.is_turned_away = False
+        """Whether too many others were waiting to be compiled."""
         self._get_server = get_server
         self._limits = limits
         self._max_masks = max_masks

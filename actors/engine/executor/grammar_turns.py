@@ -1,8 +1,8 @@
 """The order in which grammars are compiled for sequences that have not begun yet.
 
 Used by `grammars.py` under its lock. A compiled grammar occupies a process even before its sequence is scheduled, so
-few are compiled ahead; its place becomes free once a sequence begins, or after `AWAITED_S`, since the sequence may
-never begin.
+few are compiled ahead; its place becomes free once a sequence begins or nobody wants one any more, or after
+`AWAITED_S`.
 
 What must always hold: tenants take turns; one tenant occupies at most `MAX_AHEAD_PER_TENANT` places.
 """
@@ -55,15 +55,22 @@ class GrammarTurns:
             entry.awaited_since = self._clock()
         return entry
 
-    def leave(self, entry: Entry) -> None:
-        """Give up an entry's place or turn: a sequence has begun, or none will."""
+    def is_queued(self, entry: Entry) -> bool:
+        """Return whether its turn is still to come."""
+        return entry in self._queued
+
+    def leave(self, entry: Entry) -> bool:
+        """Give up an entry's place or turn, if it has one: a sequence has begun, or none will."""
         if entry in self._queued:
             self._queued.remove(entry)
             self._queue.drop(entry.tenant, entry)
-        elif entry in self._awaited:
+            return True
+        if entry in self._awaited:
             del self._awaited[entry]
             entry.awaited_since = None
             self._queue.done(entry.tenant)
+            return True
+        return False
 
     def expired(self) -> list[Entry]:
         """Return entries for which no sequence has begun in time, and give up their places."""

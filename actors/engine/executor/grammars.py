@@ -16,6 +16,7 @@ import itertools
 import json
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +26,7 @@ import numpy as np
 
 from ...fleet.forks.fork_server import ForkServer
 from ...messages.sampling import OutputGrammar
+from ...messages.scheduler import GRAMMAR_LOST
 from ...shared.fair_queue import QueueFull
 from ...shared.tenant_cache import TenantCache
 from .grammar_entry import NO_TOKENIZER, Asked, Entry, Key, Mask, MaskLimits, NoTokenizer, Row
@@ -36,7 +38,9 @@ MAX_KEPT = 64
 """Maximum number of grammars without sequences that are kept for later ones, each with its process."""
 SETTLE_S = 10.0
 """Seconds after which the process of a grammar without sequences forgets its past ones, if no step runs."""
-_TOO_MANY = "Too many grammars wait to be compiled. Please try again later."
+BLOCKED_S = 1.0
+"""Seconds after which the place of a grammar that nobody waits for any more is given to another, likewise."""
+_UNWANTED = "Every sequence that waited for this grammar has ended."
 
 
 class MaskMaker(Protocol):
@@ -88,6 +92,8 @@ class GrammarMasks:
         """Entries with sequences."""
         self._idle: TenantCache[Key, Entry] = TenantCache(MAX_KEPT)
         self._turns = GrammarTurns()
+        self._left: deque[Entry] = deque()
+        """Entries of grammars that were prepared and are gone, with their sequences. Any thread may append."""
         self._rows: weakref.WeakKeyDictionary[SequenceGrammar, Row] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -107,18 +113,24 @@ class GrammarMasks:
             self._start_thread()
 
     def prepare(self, grammar: OutputGrammar) -> Future[None]:
-        """Begin to compile a grammar, unless it is known. May be called from any thread."""
+        """Begin to compile a grammar, unless it is known, and as long as the object exists. May be called from any
+        thread.
+        """
         with self._changed:
             entry = self._entries.get(_key(grammar))
-            if entry is not None:
-                self._idle.get(entry.tenant, entry.key)  # marks it as most recently used
-                return entry.ready
-            entry = self._new_entry(grammar)
-            try:
-                self._turns.add(entry)
-            except QueueFull:
-                entry.refuse(_TOO_MANY)
-                del self._entries[entry.key]
+            if entry is not None and entry.is_turned_away:
+                self._settle()
+                entry = self._entries.get(_key(grammar))
+            if entry is None:
+                entry = self._new_entry(grammar)
+                try:
+                    self._turns.add(entry)
+                except QueueFull:  # kept as such until they have ended: a step must not compile it
+                    entry.is_turned_away = True
+                    entry.refuse(GRAMMAR_LOST)
+            entry.num_awaited += 1
+            weakref.finalize(grammar, self._left.append, entry).atexit = False
+            self._idle.get(entry.tenant, entry.key)  # marks it as most recently used
             self._start_thread()
             self._changed.notify()
             return entry.ready
@@ -196,14 +208,39 @@ class GrammarMasks:
 
     def _settle(self) -> None:
         """Keep the entries whose last sequence is gone for later ones, up to a limit."""
+        while self._left:
+            self._leave(self._left.popleft())
         for entry in [one for one in self._live if one.gone]:
             entry.settle()
             if not entry.rows:
                 self._live.remove(entry)
+                if entry.is_turned_away:
+                    self._forget_unused(entry)
+                    continue
                 self._in_order.submit(entry.rest)
                 self._keep(entry)
         for entry in self._turns.expired():
             self._keep(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        """Give up the turn or the place of an entry, if this was the last of the sequences that waited for it."""
+        entry.num_awaited -= 1
+        if entry.num_awaited:
+            return
+        if self._turns.is_queued(entry):
+            self._turns.leave(entry)
+            entry.refuse(_UNWANTED)
+            del self._entries[entry.key]
+        elif self._turns.leave(entry):
+            self._keep(entry)
+            self._changed.notify()
+        elif entry.is_turned_away:
+            self._forget_unused(entry)
+
+    def _forget_unused(self, entry: Entry) -> None:
+        """Forget that there was no turn for a grammar, once that has been told to all of its sequences."""
+        if not entry.rows and not entry.num_awaited:
+            del self._entries[entry.key]
 
     def _keep(self, entry: Entry) -> None:
         pushed_out = self._idle.put(entry.tenant, entry.key, entry)
@@ -232,7 +269,7 @@ class GrammarMasks:
                 self._settle()
                 if (entry := self._turns.next()) is not None:
                     return entry
-                self._changed.wait(SETTLE_S if self._live or self._turns.num_waiting else None)
+                self._changed.wait(BLOCKED_S if self._turns.num_waiting else SETTLE_S if self._live else None)
             return None
 
     def _running_server(self) -> ForkServer:

@@ -21,12 +21,14 @@ class Gate:
 
     inbox: Channel[Any] = attrs.field(factory=lambda: Channel(100))
     compiling: dict[str, Future[None]] = attrs.field(factory=dict)
+    num_prepared: int = 0
     gate: GrammarGate = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.gate = GrammarGate(self._prepare, self.inbox)
 
     def _prepare(self, grammar: OutputGrammar) -> Future[Any]:
+        self.num_prepared += 1
         return self.compiling.setdefault(grammar.text, Future())
 
     async def send(self, *messages: Submit | Abort | ResetPrefixCache) -> None:
@@ -62,12 +64,41 @@ async def test_order_is_kept() -> None:
     """Sequences of one grammar keep their order, and an abort comes after the sequence that it ends."""
     gate = Gate()
     messages = [submit(1, "a"), submit(2, "a"), Abort(1), submit(3, "a"), Abort(3, ends_group=True)]
+    assert gate.num_prepared == 0
     await gate.send(*messages, Abort(7))
     assert gate.inbox.take_nowait() == [Abort(7)]
     await gate.compiled("a")
     assert gate.inbox.take_nowait() == messages
     await gate.send(Abort(2))
     assert gate.inbox.take_nowait() == [Abort(2)]
+    assert gate.num_prepared == 3
+
+
+async def test_sequences_that_nobody_wants() -> None:
+    """Sequences are passed on once all that wait for their grammar are aborted, and later ones wait for it anew."""
+    gate = Gate()
+    first, second, third = submit(1, "a"), submit(2, "a"), submit(3, "a")
+    await gate.send(first, second, Abort(1))
+    assert gate.inbox.take_nowait() == []
+    await gate.send(Abort(2), Abort(1, ends_group=True))
+    assert gate.inbox.take_nowait() == [first, second, Abort(1), Abort(2), Abort(1, ends_group=True)]
+    await gate.send(third)
+    assert gate.inbox.take_nowait() == []
+    await gate.compiled("a")
+    assert gate.inbox.take_nowait() == [third]
+
+
+async def test_grammar_that_is_compiled_anew() -> None:
+    """Sequences that wait when their grammar is given up, and begun again for later ones, wait with those."""
+    gate = Gate()
+    await gate.send(first := submit(1, "a"))
+    given_up = gate.compiling.pop("a")
+    await gate.send(second := submit(2, "a"))
+    given_up.set_result(None)
+    await trio.testing.wait_all_tasks_blocked()
+    assert gate.inbox.take_nowait() == []
+    await gate.compiled("a")
+    assert gate.inbox.take_nowait() == [first, second]
 
 
 async def test_grammar_that_cannot_be_compiled_is_passed_on() -> None:

@@ -16,10 +16,10 @@ import trio.testing
 from quipu.actors.ledger.durable_journal import DurableJournal
 from quipu.actors.ledger.entries import MAX_LINE_BYTES, Chain, EntryKind
 from quipu.actors.ledger.preallocated_segments import PreallocatedSegments
-from quipu.actors.ledger.refusals import RefusalBudget
 from quipu.actors.ledger.retries import RetryIndex
 from quipu.actors.ledger.segment_files import DiskStorage
 from quipu.actors.ledger.segment_writer import RETRY_S
+from quipu.actors.ledger.unadmitted import UnadmittedBudget
 from quipu.actors.messages.outcomes import Outcome
 from tests.actors.ledger.ledgers import (
     SEGMENT,
@@ -57,8 +57,8 @@ def open_desk(folder: Path, *, fsync: bool = False, segment_bytes: int = SEGMENT
     folder.mkdir(exist_ok=True)
     disk = DiskDials(**dials)
     segments = PreallocatedSegments(FaultyStorage(folder, disk), segment_bytes=segment_bytes, next_number=1)
-    retries, refusals = RetryIndex(3600.0, 100), RefusalBudget(100)
-    journal = DurableJournal(segments, Chain("srv"), retries, refusals, fsync=fsync, unix_time=lambda: T0)
+    retries, unadmitted = RetryIndex(3600.0, 100), UnadmittedBudget(100)
+    journal = DurableJournal(segments, Chain("srv"), retries, unadmitted, fsync=fsync, unix_time=lambda: T0)
     return Desk(folder, disk, journal, [])
 
 

@@ -317,6 +317,23 @@ async def test_reconcile(tmp_path: Path) -> None:
     assert by_name["prompt_tokens_total"].ledger == 200 and by_name["prompt_tokens_total"].counter is None
 
 
+@pytest.mark.parametrize("label", ["", '{outcome="rejected"}'], ids=["of an older server", "by outcome"])
+async def test_reconcile_counts_what_has_no_record(tmp_path: Path, label: str) -> None:
+    """Requests without a record are added to those of their outcome."""
+    async with opened(tmp_path) as ledger:
+        ledger.counters = lambda: {
+            f"usage_records_suppressed_total{label}": 7.0,
+            'usage_records_suppressed_total{outcome="cancelled"}': 2.0,
+            'requests_total{outcome="rejected"}': 8.0,
+            'requests_total{outcome="cancelled"}': 2.0,
+        }
+        ledger.journal.close(record_of("too long", outcome=Outcome.REJECTED, admitted_at=None), partial(int))
+    (account,) = reconcile(data_dir=tmp_path)
+    by_name = {line.name: (line.ledger, line.counter) for line in account.lines if "requests_total" in line.name}
+    assert by_name['requests_total{outcome="rejected"}'] == (8, 8.0)
+    assert by_name['requests_total{outcome="cancelled"}'] == (2, 2.0) and account.num_suppressed == 9
+
+
 async def test_retries_survive_a_restart(tmp_path: Path) -> None:
     """The next server knows the first request of a digest, from the file and from the database alone."""
     same = {"idempotency_digest": "d" * 64}

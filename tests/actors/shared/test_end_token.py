@@ -80,3 +80,15 @@ def test_nested_configuration(tmp_path: Path) -> None:
     assert ends(tmp_path, {}, config={**config, "text_config": 4}) == (1, 3)
     with pytest.raises(CheckpointError, match=r"config\.json: text_config\.eos_token_id must be a token id or a list"):
         ends(tmp_path, {}, config={**config, "text_config": {"eos_token_id": "4"}})
+
+
+def test_ends_that_cannot_be_drawn(tmp_path: Path) -> None:
+    """An end outside the vocabulary is none, wherever it is named: a grammar library refuses a tokenizer with such."""
+    config = {
+        "vocab_size": 9,
+        "max_position_embeddings": 64,
+        "eos_token_id": [-1, 8],
+        "text_config": {"eos_token_id": 9},
+    }
+    generation = {"eos_token_id": [2, 1 << 30]}
+    assert ends(tmp_path, {"eos_token": "a"}, config=config, generation_config=generation) == (8, 2, 0)

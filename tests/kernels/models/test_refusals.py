@@ -84,6 +84,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
     ("llama", {"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional'"),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' requires original_max_position"),
+    ("llama", {"rope_parameters": YARN | {"rope_theta": 1}}, "rope_theta is 1.0, must be above 1 for rope_type 'yarn'"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "'linear' requires factor"),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
     ("llama", {"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "factor is not supported"),

@@ -10,9 +10,10 @@ import attrs
 import pytest
 import trio
 
-from quipu.actors.engine.executor import grammar_entry, grammar_follower, grammars
+from quipu.actors.engine.executor import grammar_entry, grammar_follower, grammar_turns, grammars
 from quipu.actors.engine.executor.grammar_entry import MAX_DEATHS, MAX_LOSSES, Mask, MaskLimits
 from quipu.actors.engine.executor.grammar_follower import GrammarFollower
+from quipu.actors.engine.executor.grammar_turns import MAX_AHEAD_PER_TENANT
 from quipu.actors.engine.executor.grammars import GrammarMasks
 from quipu.actors.engine.executor.sequence_grammar import SequenceGrammar
 from quipu.actors.fleet.forks.fork_server import Fork, ForkServer
@@ -120,7 +121,8 @@ def test_draft_that_takes_too_long(masks: GrammarMasks, made: Made) -> None:
 def test_tenants_share_no_process(masks: GrammarMasks, made: Made) -> None:
     """A grammar that one tenant has compiled is compiled again for another, so that its timing tells nothing."""
     for tenant in ("a", "b", "a"):
-        masks.prepare(OutputGrammar(DIGITS, tenant=tenant, owner=tenant)).result(60)
+        grammar = OutputGrammar(DIGITS, tenant=tenant, owner=tenant)
+        masks.prepare(grammar).result(60)
         masks_of(masks, sequence(DIGITS, tenant=tenant))
     assert len(made.processes) == 2
 
@@ -195,6 +197,47 @@ def test_process_that_forks_is_killed(masks: GrammarMasks, made: Made) -> None:
     assert not has_ended(made.pids[1])
 
 
+def test_sequences_that_never_begin(masks: GrammarMasks, made: Made) -> None:
+    """Grammars whose sequences have ended before they began take no place and no turn from others, and those of which
+    one is left keep theirs."""
+    texts = [grammar_text(regex(f"[a-c]{{{number}}}")) for number in range(1, 2 * MAX_AHEAD_PER_TENANT + 1)]
+    wanted = [OutputGrammar(text) for text in texts]
+    twins = wanted[0], OutputGrammar(texts[0])
+    prepared = [masks.prepare(grammar) for grammar in (*wanted, twins[1])]
+    for future in prepared[:MAX_AHEAD_PER_TENANT]:
+        future.result(60)
+    queued = prepared[MAX_AHEAD_PER_TENANT:-1]
+    assert not any(future.done() for future in queued)
+    last = wanted[-1]
+    wanted = [last]  # all others of those queued are given up
+    masks.prepare(last).result(60)
+    assert all(future.done() for future in queued) and made.texts == [*texts[:MAX_AHEAD_PER_TENANT], texts[-1]]
+    again = OutputGrammar(texts[0]), OutputGrammar(texts[-2])
+    for grammar in again:
+        masks.prepare(grammar).result(60)
+    assert made.texts[MAX_AHEAD_PER_TENANT + 1 :] == [texts[-2]], "what was given up in its turn is compiled after all"
+
+
+def test_more_grammars_than_may_wait(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar for which there is no turn is never compiled by a step: its sequences get a 503, and later ones a
+    turn."""
+    monkeypatch.setattr(grammar_turns, "MAX_WAITING", 2)  # half of them one tenant's
+    masks = GrammarMasks(SOURCE, (EOS,))
+    texts = [grammar_text(regex(f"[a-c]{{{number}}}")) for number in range(1, MAX_AHEAD_PER_TENANT + 3)]
+    wanted = [OutputGrammar(text) for text in texts]
+    for grammar in wanted[:-2]:
+        masks.prepare(grammar).result(60)
+    assert not masks.prepare(wanted[-2]).done() and masks.prepare(wanted[-1]).done()
+    for _ in range(2):
+        assert masks_of(masks, sequence(texts[-1])) == [GRAMMAR_LOST]
+    assert masks.prepare(wanted[-1]).done() and len(made.processes) == MAX_AHEAD_PER_TENANT
+    del grammar
+    wanted.clear()
+    masks.prepare(last := OutputGrammar(texts[-1])).result(60)
+    assert isinstance(masks_of(masks, sequence(last.text))[0], bytes)
+    masks.close()
+
+
 def test_more_grammars_than_are_kept(masks: GrammarMasks, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many grammars one step has, each is compiled once; of those without sequences, a limited number is
     kept."""
@@ -241,7 +284,8 @@ async def test_no_process_can_be_started(masks: GrammarMasks, monkeypatch: pytes
 
     with monkeypatch.context() as patches:
         patches.setattr(grammar_entry, "GrammarFollower", refuse)
-        prepared = masks.prepare(OutputGrammar(DIGITS))
+        grammar = OutputGrammar(DIGITS)
+        prepared = masks.prepare(grammar)
         with trio.fail_after(60):
             while not prepared.done():
                 await trio.sleep(0.01)
@@ -258,6 +302,7 @@ def test_tokenizer_that_cannot_be_followed() -> None:
         b'"vocab":{"u":0,"a":1,"##b":2}}}'
     )
     masks = GrammarMasks(words, (0,))
-    masks.prepare(OutputGrammar(DIGITS)).result(60)
+    grammar = OutputGrammar(DIGITS)
+    masks.prepare(grammar).result(60)
     assert masks_of(masks, sequence(DIGITS)) == [grammar_entry.NO_TOKENIZER]
     masks.close()

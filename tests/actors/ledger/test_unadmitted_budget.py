@@ -1,4 +1,4 @@
-"""The budget of records for rejected requests, per tenant and hour; other requests always get a record."""
+"""The budget of records for requests that were never admitted, per tenant and hour; others always get a record."""
 
 from __future__ import annotations
 
@@ -7,45 +7,46 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from quipu.actors.ledger import refusals
-from quipu.actors.ledger.refusals import LOG_EVERY_S, PERIOD_S, RefusalBudget
+from quipu.actors.ledger import unadmitted
+from quipu.actors.ledger.unadmitted import LOG_EVERY_S, PERIOD_S, UnadmittedBudget
 from quipu.actors.messages.outcomes import Outcome
 from tests.actors.ledger.ledgers import T0
 from tests.actors.ledger.test_durable_journal import open_desk
 
-REFUSED = {"outcome": Outcome.REJECTED, "admitted_at": None}
+REJECTED, CANCELLED = Outcome.REJECTED, Outcome.CANCELLED
+REFUSED = {"outcome": REJECTED, "admitted_at": None}
 
 
-def num_taken(budget: RefusalBudget, num: int, now: float, tenant: str = "acme") -> int:
-    return sum(budget.take(tenant, now) for _ in range(num))
+def num_taken(budget: UnadmittedBudget, num: int, now: float, tenant: str = "acme") -> int:
+    return sum(budget.take(tenant, REJECTED, now) for _ in range(num))
 
 
 def test_burst_then_hourly_rate() -> None:
     """A tenant gets a burst of records, then an hourly rate; unused budget never exceeds a burst."""
-    budget = RefusalBudget(100)
-    assert num_taken(budget, 1000, T0) == 100 and budget.num_suppressed == 900
+    budget = UnadmittedBudget(100)
+    assert num_taken(budget, 1000, T0) == 100 and budget.num_suppressed == {REJECTED: 900}
     assert num_taken(budget, 1000, T0 + PERIOD_S / 4) == 25
     assert num_taken(budget, 1000, T0 + PERIOD_S * 50) == 100
-    assert budget.num_suppressed == 900 + 975 + 900
+    assert budget.num_suppressed == {REJECTED: 900 + 975 + 900}
 
 
 def test_sustained_rejections() -> None:
     """At 784 rejections a second, three hours bring a burst of records and an hour's budget for each hour."""
-    budget = RefusalBudget(50)
-    taken = sum(budget.take("acme", T0 + number / 784) for number in range(0, 784 * 3600 * 3, 97))
+    budget = UnadmittedBudget(50)
+    taken = sum(budget.take("acme", REJECTED, T0 + number / 784) for number in range(0, 784 * 3600 * 3, 97))
     assert 50 + 3 * 50 - 1 <= taken <= 50 + 3 * 50
 
 
 def test_budgets_are_per_tenant() -> None:
     """A tenant cannot use another's budget."""
-    budget = RefusalBudget(10)
+    budget = UnadmittedBudget(10)
     assert num_taken(budget, 1000, T0) == 10
     assert num_taken(budget, 5, T0, "bolt") == 5
 
 
 def test_clock_set_back() -> None:
     """Setting the clock back neither adds to nor takes from the budget, which continues from there."""
-    budget = RefusalBudget(10)
+    budget = UnadmittedBudget(10)
     assert num_taken(budget, 4, T0) == 4
     assert num_taken(budget, 20, T0 - 10 * PERIOD_S) == 6
     assert num_taken(budget, 20, T0 - 9 * PERIOD_S) == 10
@@ -53,28 +54,28 @@ def test_clock_set_back() -> None:
 
 def test_budget_of_zero() -> None:
     """With a budget of 0 no rejected request gets a record."""
-    assert num_taken(RefusalBudget(0), 10, T0 + PERIOD_S) == 0
+    assert num_taken(UnadmittedBudget(0), 10, T0 + PERIOD_S) == 0
 
 
 def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound, the tenant that was rejected longest ago starts with a full budget."""
-    monkeypatch.setattr(refusals, "MAX_TENANTS", 3)
-    budget = RefusalBudget(1)
+    """Beyond the bound, the tenant whose last such request is the oldest starts with a full budget."""
+    monkeypatch.setattr(unadmitted, "MAX_TENANTS", 3)
+    budget = UnadmittedBudget(1)
     for tenant in ("a", "b", "c", "a", "d"):
-        budget.take(tenant, T0)
+        budget.take(tenant, REJECTED, T0)
     assert len(budget) == 3
-    assert [budget.take(tenant, T0) for tenant in ("a", "c", "d", "b")] == [False, False, False, True]
+    assert [budget.take(tenant, REJECTED, T0) for tenant in ("a", "c", "d", "b")] == [False, False, False, True]
 
 
 def test_suppression_is_logged_periodically() -> None:
     """The log names the tenant and the number since the last line, once every ten minutes."""
-    budget = RefusalBudget(0)
+    budget = UnadmittedBudget(0)
     with capture_logs() as lines:
         for second in range(int(LOG_EVERY_S * 2) + 1):
-            budget.take("acme", T0 + second)
-        budget.take("bolt", T0)
+            budget.take("acme", REJECTED, T0 + second)
+        budget.take("bolt", REJECTED, T0)
     suppressed = [
-        (line["tenant"], line["num_records"]) for line in lines if line["event"] == "ledger.refusals_suppressed"
+        (line["tenant"], line["num_records"]) for line in lines if line["event"] == "ledger.records_suppressed"
     ]
     assert suppressed == [("acme", 1), ("acme", LOG_EVERY_S), ("acme", LOG_EVERY_S), ("bolt", 1)]
 
@@ -89,14 +90,16 @@ def test_requests_without_record_are_answered(tmp_path: Path) -> None:
     )
     desk.journal.flush()
     assert sorted(desk.released) == sorted(f"r{number}" for number in range(150))
-    assert desk.written == [f"r{number}" for number in range(100)] and desk.journal.num_suppressed == 50
-    assert desk.admit("served")
+    assert desk.written == [f"r{number}" for number in range(100)] and desk.journal.num_suppressed == {REJECTED: 50}
+    assert desk.admit("served") and desk.admit("left amid its answer")
     desk.close("served")
-    desk.close("left the queue", outcome=Outcome.CANCELLED, admitted_at=None)
+    desk.close("left amid its answer", outcome=CANCELLED)
+    desk.close("left the queue", outcome=CANCELLED, admitted_at=None)
+    assert desk.released[-1] == "left the queue" and desk.journal.num_suppressed == {REJECTED: 50, CANCELLED: 1}
     desk.close("could not be tokenised", outcome=Outcome.FAILED, admitted_at=None)
     desk.close("of another tenant", tenant="bolt", **REFUSED)
     desk.journal.flush()
-    assert desk.written[100:] == ["served", "left the queue", "could not be tokenised", "of another tenant"]
+    assert desk.written[100:] == ["served", "left amid its answer", "could not be tokenised", "of another tenant"]
 
 
 def test_held_back_records_are_within_the_budget(tmp_path: Path) -> None:
