@@ -14,10 +14,18 @@ refused with the path of its field.
 
 from __future__ import annotations
 
-from ...request.errors import bad_value
+from ...request.errors import APIError, bad_value, unsupported_value
 from ..fields import Fields, missing, unsupported_type
 from ..message_shapes import NAMING, OF_SERVERS, SKIPPED
 from ..pace import Pace
+
+_ELSEWHERE = {
+    "document": "are only read if the type of their `source` is `text` or `content`",
+    "image": "belong in messages of users and results of tools",
+    "tool_result": "belong in messages of users",
+    **dict.fromkeys(("redacted_thinking", "thinking", "tool_use"), "belong in messages of the assistant"),
+}
+"""Types of blocks that are read, but not everywhere."""
 
 
 def is_skipped(block: Fields) -> bool:
@@ -56,7 +64,15 @@ async def read_text(block: Fields, pace: Pace, skipped: list[str] | None) -> str
         case "image" | "document" if skipped is not None:
             skipped.append(block.path)
             return ""
-    raise unsupported_type(block, "blocks")
+    raise _unread(block)
+
+
+def _unread(block: Fields) -> APIError:
+    """Return the error for a block that is not read where it is."""
+    kind = block.text("type")
+    if kind not in _ELSEWHERE:
+        return unsupported_type(block, "blocks")
+    return unsupported_value(block.param("type"), f"blocks of type `{kind}` {_ELSEWHERE[kind]}")
 
 
 async def _read_inner(fields: Fields, name: str, pace: Pace, skipped: list[str] | None) -> str:
@@ -78,5 +94,5 @@ async def _read_inner(fields: Fields, name: str, pace: Pace, skipped: list[str] 
 def text_of(block: Fields) -> str:
     """Return the text of a text block. Raises APIError for any other."""
     if block.text("type") != "text":
-        raise unsupported_type(block, "blocks")
+        raise _unread(block)
     return block.text("text")

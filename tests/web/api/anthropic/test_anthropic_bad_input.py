@@ -47,11 +47,11 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"messages": [turn("user", {"type": "document"})]},
-        "Unsupported value for `messages.0.content.0.type`: blocks of type `document`",
+        "Unsupported value for `messages.0.content.0.type`: blocks of type `document` are only read if",
     ),
     (
         {"messages": [turn("user", CALL)]},
-        "Unsupported value for `messages.0.content.0.type`: blocks of type `tool_use`",
+        "Unsupported value for `messages.0.content.0.type`: blocks of type `tool_use` belong in messages of the",
     ),
     ({"messages": [turn("user", RESULT)]}, "Invalid value for `messages.0.content.0.tool_use_id`: must be the `id`"),
     (
@@ -76,7 +76,7 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"messages": [USER, turn("assistant", RESULT)]},
-        "Unsupported value for `messages.1.content.0.type`: blocks of type `tool_result`",
+        "Unsupported value for `messages.1.content.0.type`: blocks of type `tool_result` belong in messages of",
     ),
     ({"messages": [USER, {"role": "assistant", "content": "So: "}]}, "must not end with whitespace"),
     (
@@ -84,7 +84,11 @@ IN_PROMPT: list[tuple[dict[str, Any], str]] = [
         "Missing required parameter: `messages.1.content.0.thinking`",
     ),
     ({"system": 1}, "Invalid type for `system`: expected a string or a list of blocks"),
-    ({"system": [IMAGE]}, "Unsupported value for `system.0.type`: blocks of type `image`"),
+    ({"system": [IMAGE]}, "Unsupported value for `system.0.type`: blocks of type `image` belong in messages of"),
+    (
+        {"messages": [turn("user", {"type": "mind"})]},
+        "Unsupported value for `messages.0.content.0.type`: blocks of type `mind` are not supported by this server",
+    ),
     ({"tools": {}}, "Invalid type for `tools`: expected a list"),
     ({"tools": [1]}, "Invalid type for `tools.0`: expected an object"),
     ({"tools": [{"name": "f"}]}, "Invalid type for `tools.0.input_schema`: expected an object"),
