@@ -73,9 +73,16 @@ class EndMove(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClearTier(msgspec.Struct, frozen=True, gc=False):
-    """Make sure that a later life of the engine finds nothing of what a tier holds now. Not answered."""
+    """Make sure that a later life of the engine finds nothing of what a tier holds now. Answered by `TierCleared`."""
 
     tier: Tier
+
+
+class TierCleared(msgspec.Struct, frozen=True, gc=False):
+    """A `ClearTier` has been carried out, or has failed."""
+
+    tier: Tier
+    has_failed: bool = False
 
 
 class ListTier(msgspec.Struct, frozen=True, gc=False):
@@ -132,4 +139,4 @@ MoverRequest = Move | HurryMove | EndMove | ClearTier | ListTier | Lent
 MoverMessage = MoverRequest | BarrierPassed
 Lending = Lend | EndLend
 MoveResult = Moved | MoveFailed
-MoveNews = MoveResult | MoveLate | ListedPage | ListingFailed
+MoveNews = MoveResult | MoveLate | ListedPage | ListingFailed | TierCleared

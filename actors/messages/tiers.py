@@ -72,3 +72,5 @@ class TierReport(msgspec.Struct, array_like=True, frozen=True):
     """Blocks that were evicted for others."""
     failed_loads: dict[str, int] = {}
     """Blocks that did not come, by `LoadFailure`."""
+    is_stale: bool = False
+    """Its memory may still hold what it held before a reset of the cache: another life of the engine would find it."""

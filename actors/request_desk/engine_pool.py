@@ -21,6 +21,7 @@ from ..messages.engine_adapters import AdapterMessage
 from ..messages.peers import EndFetch, Fetch
 from ..messages.scheduler import Abort, ResetPrefixCache, Submit
 from ..messages.supervisor import EngineReady
+from ..messages.tiers import Tier
 from .health import EngineState, EngineStatus, Health, State, UnknownEngine
 
 SequenceMessage = Submit | Abort | ResetPrefixCache | LookUp
@@ -63,6 +64,8 @@ class PooledEngine(PoolMember):
     """Over all its incarnations."""
     awaits_reset: bool = False
     """It was told to reset its cache, and has not reported that: it does so with its next step."""
+    stale_tiers: set[Tier] = attrs.field(factory=set)
+    """Lower tiers whose memory may still hold what it held before a reset."""
 
     @property
     def is_given_up(self) -> bool:
@@ -79,12 +82,15 @@ class PooledEngine(PoolMember):
         self.num_computed_tokens += sum(report.span_ends) - sum(report.span_starts)
         if report.is_cleared and report.number > 1:  # the first one tells what a cache has that was kept
             self.awaits_reset = False
+        for tier in report.tiers:
+            (self.stale_tiers.add if tier.is_stale else self.stale_tiers.discard)(tier.tier)
         self.num_used_blocks = self.num_blocks - report.num_free_blocks - report.num_pinned_blocks
 
     def repeat_reset(self) -> None:
         """Have its next incarnation reset its cache if this one may not have done so: a cache may outlive it."""
-        if self.awaits_reset:
+        if self.awaits_reset or self.stale_tiers:
             self.awaits_reset = False
+            self.stale_tiers.clear()
             self.queue.post(ResetPrefixCache())
 
     def note_gone(self) -> None:

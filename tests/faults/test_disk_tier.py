@@ -146,6 +146,32 @@ async def test_reset_empties_the_disk(tmp_path: Path, autojump_clock: trio.abc.C
         assert by_tier(await client.ask(LONG)) == {"disk": 12 * BLOCK}, "it was stored again after the reset"
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(errno.EIO, "Input/output error")])
+async def test_engine_dies_before_its_disk_is_cleared(
+    tmp_path: Path, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A reset holds for the engine that takes the place of one that could not clear its disk."""
+    clear, errors = DiskStore.clear, [error]
+
+    def clear_later(store: DiskStore) -> None:
+        if errors:
+            raise errors.pop()
+        clear(store)
+
+    monkeypatch.setattr(DiskStore, "clear", clear_later)
+    async with small_runtime(**on_disk(tmp_path)) as client:
+        await client.ask(LONG)
+        await stored(client)
+        client.runtime.desk.reset_prefix_cache()
+        await trio.sleep(0.1)
+        if isinstance(error, OSError):
+            kill_engine(client)
+        again = await client.ask(LONG)
+        await settle(client)
+    assert_served(again, LONG, 8)
+    assert again.record.cached_tokens == 0 and again.record.incarnation == 2
+
+
 async def test_engine_dies_and_finds_its_blocks(tmp_path: Path, autojump_clock: trio.abc.Clock) -> None:
     """An engine that takes a dead one's place finds what that had stored."""
     async with small_runtime(**on_disk(tmp_path)) as client:

@@ -27,6 +27,7 @@ from ...messages.mover import (
     MoveLate,
     MoveNews,
     MoverRequest,
+    TierCleared,
 )
 from ...messages.mover import Lending as LendingMessage
 from ...messages.peers import EndFetch, Fetch
@@ -124,7 +125,8 @@ async def end_moves(
     """Apply what has become of each move until cancelled, and wake the scheduler when a load is over, or late.
 
     It is also woken when there is no more to store in the object store, so that a report tells other engines of it,
-    and by a fetch for which no sequence may have come yet.
+    when a tier has been cleared, so that a report tells the supervisor, and by a fetch for which no sequence may have
+    come yet.
     """
     while True:
         for news in await inbox.receive_all():
@@ -133,6 +135,10 @@ async def end_moves(
                     tiers.objects.on_listed(news, trio.current_time())
                 if isinstance(news, ListingFailed):
                     log.warning("kv_tier.listing_failed", error=news.error)
+                continue
+            if isinstance(news, TierCleared):
+                tiers.on_cleared(news)
+                scheduler.post(AnnounceKeys())
                 continue
             over = tiers.on_late(news) if isinstance(news, MoveLate) else tiers.end_move(news)
             for move in tiers.take_moves():

@@ -53,7 +53,11 @@ class LowerTier:
     happened: Counter[str] = attrs.field(factory=Counter)
     """Blocks stored, loaded and evicted since the last report."""
     failed_loads: Counter[str] = attrs.field(factory=Counter)
-    _told: tuple[int, int] = (-1, -1)
+    num_clearing: int = 0
+    """Clearings of its memory that are not answered..."""
+    is_uncleared: bool = False
+    """...and whether the last that was has failed."""
+    _told: tuple[int, int, bool] = (-1, -1, False)
 
     def clear(self) -> None:
         """Forget all blocks and what is said about them, because the cache is being reset."""
@@ -61,6 +65,12 @@ class LowerTier:
         self.pins.clear()
         if self.quota is not None:
             self.quota.clear()
+        self.num_clearing += 1
+
+    def on_cleared(self, *, has_failed: bool) -> None:
+        """Note what has become of a clearing of its memory."""
+        self.num_clearing -= 1
+        self.is_uncleared = has_failed
 
     def __attrs_post_init__(self) -> None:
         self.index.is_kept = self.pins.is_pinned
@@ -116,7 +126,8 @@ class LowerTier:
 
     def take_report(self) -> TierReport | None:
         """Return the changes since the last call; None if there are none."""
-        told = (self.index.num_slots, self.index.num_used) if self.is_on else (0, 0)
+        is_stale = self.num_clearing > 0 or self.is_uncleared
+        told = (self.index.num_slots, self.index.num_used, is_stale) if self.is_on else (0, 0, is_stale)
         if told == self._told and not self.happened and not self.failed_loads:
             return None
         happened, self.happened = self.happened, Counter()
@@ -130,6 +141,7 @@ class LowerTier:
             num_loaded=happened["loaded"],
             num_evicted=happened["evicted"],
             failed_loads=dict(failed),
+            is_stale=is_stale,
         )
 
 

@@ -34,6 +34,7 @@ from ...messages.mover import (
     MoveNews,
     MoveResult,
     MoverMessage,
+    TierCleared,
 )
 from ...messages.tiers import Tier
 from ...threads import run_in_thread
@@ -233,7 +234,10 @@ class _Mover:
             self._results.post(ListingFailed(f"{type(error).__name__}: {error}"))
 
     async def _clear(self, tier: Tier) -> None:
+        has_failed = False
         try:
             await self._call(lambda store: store.clear(), self._carrier.stores[tier])
         except OSError as error:
             log.error("kv_tier.not_cleared", tier=tier.value, error=f"{type(error).__name__}: {error}")
+            has_failed = True
+        self._results.post(TierCleared(tier, has_failed))

@@ -20,7 +20,7 @@ from quipu.actors.engine.scheduler.config import SchedulerConfig
 from quipu.actors.messages.accountant import StepReport
 from quipu.actors.messages.block_manager import LookUp
 from quipu.actors.messages.executor import StepPlan
-from quipu.actors.messages.mover import ClearTier, Lend, Move, Moved, MoveLate, MoveResult
+from quipu.actors.messages.mover import ClearTier, Lend, Move, Moved, MoveLate, MoveResult, TierCleared
 from quipu.actors.messages.scheduler import Granted, StepResult
 from quipu.actors.messages.tiers import LoadFailure, Tier, TierReport
 from quipu.actors.shared.block_keys import KEY_PREFIX_BYTES, chain_image_keys
@@ -234,9 +234,12 @@ class TieredBench(EngineBench):
 
     def _take_moves(self) -> None:
         """Take the moves that have begun since the last call."""
-        for move in [] if self.manager.tiers is None else self.manager.tiers.take_moves():
+        tiers = self.manager.tiers
+        for move in [] if tiers is None else tiers.take_moves():
             if isinstance(move, ClearTier):
                 self.carrier.stores[move.tier].clear()
+                assert tiers is not None
+                tiers.on_cleared(TierCleared(move.tier))
             elif move.target is Tier.DEVICE:
                 self._before_barrier.append((move, list(self.plans)))
             else:

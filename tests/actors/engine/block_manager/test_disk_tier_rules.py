@@ -10,7 +10,7 @@ from quipu.actors.engine.block_manager.reservation import BlockManager
 from quipu.actors.engine.block_manager.segment_index import SegmentIndex, StoredLog
 from quipu.actors.engine.block_manager.write_behind import StorePolicy, WriteBehind
 from quipu.actors.messages.block_manager import LookUp, MissReason
-from quipu.actors.messages.mover import ClearTier, MoveFailed
+from quipu.actors.messages.mover import ClearTier, MoveFailed, TierCleared
 from quipu.actors.messages.prompts import Pin
 from quipu.actors.messages.tiers import LoadFailure, Tier
 from tests.actors.engine.block_manager.managed_tiers import KEYS, OTHER, PROMPT, SIZE, Managed, managed
@@ -152,6 +152,30 @@ def test_reset_clears_the_disk() -> None:
     assert engine.manager.tiers.take_moves() == [ClearTier(Tier.DISK)]
     engine.end(move)
     assert engine.tiers[Tier.DISK].index.all_keys() == []
+
+
+def test_reset_is_over_when_the_disk_is_cleared() -> None:
+    """Reports say how long the disk may hold what was there before; what was under way is cleared once more."""
+    engine = managed()
+    tiers = engine.manager.tiers
+    assert tiers is not None
+
+    def told() -> list[bool]:
+        return [report.is_stale for report in engine.grant().tiers]
+
+    assert told() == [False]
+    (report,) = engine.grant(reset=True).tiers
+    assert report.is_stale and tiers.take_moves() == [ClearTier(Tier.DISK)]
+    engine.grant(reset=True)
+    tiers.on_cleared(TierCleared(Tier.DISK))
+    assert told() == [], "the second is still under way"
+    engine.manager.drop_sequences()
+    assert tiers.take_moves() == [ClearTier(Tier.DISK)]
+    tiers.on_cleared(TierCleared(Tier.DISK, has_failed=True))
+    assert told() == []
+    engine.grant(reset=True)
+    tiers.on_cleared(TierCleared(Tier.DISK))
+    assert told() == [False]
 
 
 def test_failing_disk_is_turned_off() -> None:
