@@ -191,8 +191,19 @@ class ChatPool:
                     await worker.has_job.wait()
                 if not worker.has_job.is_set() and self._num_quick() > QUICK_WORKERS:
                     return
+            if worker.process.has_ended:
+                self._give_back(worker)
+                return
             if not await self._serve_chat(worker):
                 return
+
+    def _give_back(self, worker: _Worker) -> None:
+        """Return a chat to the queue, for another worker: something has killed this one while it was idle."""
+        job, worker.job = worker.job, None
+        assert job is not None
+        log.warning("chat_worker.died", pid=worker.process.pid)
+        job.is_waiting = True
+        self._queue.put_back(job.tenant, job)
 
     async def _serve_chat(self, worker: _Worker) -> bool:
         """Have a worker render its chat. Return whether it can be used again."""

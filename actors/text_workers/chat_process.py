@@ -59,6 +59,10 @@ class ChatProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def exchange(self, frames: list[bytes]) -> Exchange:
         """Prepare to send one chat. `frames` may be cleared afterwards."""
         return Exchange(self._stream, frames)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from quipu.actors.fleet.processes.child import command_of
 from quipu.actors.messages.prompts import CacheTtl, CallMark, ChatPart, ChatPrompt, ContentMark, ToolMark
@@ -317,16 +318,47 @@ async def test_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_killed_worker_fails_one_chat() -> None:
     """A chat whose worker dies fails; later ones get other workers."""
-    async with pool_of(SLOW, timeout_s=600) as pool:
+    async with pool_of(SLOW, timeout_s=600) as pool, trio.open_nursery() as nursery:
+        failed = trio.Event()
+
+        async def fail() -> None:
+            with pytest.raises(TemplateError, match="ended the process"):
+                await render(pool, chat("slow"))
+            failed.set()
+
+        nursery.start_soon(fail)
+        before = pool.worker_ids
+        while pool.num_busy < 1 or len(pool.worker_ids) <= len(before):  # a worker is known to be slow
+            await trio.sleep(0.01)
+        for process_id in before:
+            os.kill(process_id, signal.SIGKILL)
+        await failed.wait()
+        assert (await render(pool, chat("quick"))).text == "quick"
+
+
+async def test_workers_that_are_killed_while_idle() -> None:
+    """Chats go to other workers, in their order, and one whose client leaves meanwhile is gone."""
+    async with pool_of(SAID, timeout_s=600) as pool:
+        while len(pool.worker_ids) < chat_pool.QUICK_WORKERS:
+            await trio.sleep(0.01)
         killed = pool.worker_ids
         for process_id in killed:
             os.kill(process_id, signal.SIGKILL)
-        for _ in killed:
-            try:
-                assert (await render(pool, chat("quick"))).text == "quick"
-            except TemplateError as error:
-                assert "ended the process" in str(error)
-        assert (await render(pool, chat("quick"))).text == "quick"
+        eventually(lambda: all(map(has_ended, killed)), "the workers have ended")
+        texts: list[str] = []
+
+        async def say(text: str) -> None:
+            texts.append((await render(pool, chat(text))).text)
+
+        async with trio.open_nursery() as leaving:
+            leaving.start_soon(render, pool, chat("left"))
+            await trio.testing.wait_all_tasks_blocked()
+            leaving.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            for text in "abc":
+                nursery.start_soon(say, text)
+        assert sorted(texts) == ["a", "b", "c"] and not pool.num_waiting
+        assert not set(killed) & set(pool.worker_ids)
 
 
 @pytest.mark.parametrize(
