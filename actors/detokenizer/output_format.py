@@ -101,5 +101,5 @@ def _names_in(source: str) -> TemplateNames:
     """Return the template's names; none if it does not compile, an error that rendering reports."""
     try:
         return names_in(source)
-    except (jinja2.TemplateError, RecursionError):
+    except (jinja2.TemplateError, RecursionError, ValueError):  # the last for numbers that are too long
         return TemplateNames()

@@ -337,7 +337,7 @@ async def test_killed_worker_fails_one_chat() -> None:
 
 
 async def test_workers_that_are_killed_while_idle() -> None:
-    """Chats go to other workers, in their order, and one whose client leaves meanwhile is gone."""
+    """Chats go to other workers, and one whose client leaves meanwhile is gone."""
     async with pool_of(SAID, timeout_s=600) as pool:
         while len(pool.worker_ids) < chat_pool.QUICK_WORKERS:
             await trio.sleep(0.01)

@@ -266,6 +266,14 @@ def test_tokenizer_that_cannot_be_read(tmp_path: Path, content: str) -> None:
         load_library(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", "{{ " + "9" * 5000 + " }}"]
+)
+def test_chat_templates_that_cannot_be_read(source: str) -> None:
+    """What is wrong with a chat template is for rendering to say: it only tells nothing of the format."""
+    assert choose_format(DEMO, load_library(DEMO), source, "none", "none").output.template_variables == frozenset()
+
+
 @pytest.mark.parametrize("is_named", [False, True])
 def test_tokens_that_only_the_config_adds(tmp_path: Path, is_named: bool) -> None:
     """Delimiters that only tokenizer_config.json declares as special tokens are recognized, though decoding skips
