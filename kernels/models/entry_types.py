@@ -15,6 +15,8 @@ MOST = 2**31 - 1
 """Largest integer: a larger one is a mistake, and would cause an obscure error later."""
 LARGEST = 1e15
 """Largest other number; the largest bases of rotary embeddings are a millionth of it."""
+SMALLEST = 1e-30
+"""Smallest number that is not 0: a smaller one is a mistake, and its square or its inverse might be none."""
 MAX_DEPTH = 100
 """Deepest nesting; three levels are usual."""
 
@@ -22,7 +24,7 @@ MAX_DEPTH = 100
 def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return -LARGEST <= value <= LARGEST  # false for NaN
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST  # false for NaN
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -98,8 +100,9 @@ _ROPE_TYPES = {
     **_named("rope_type type", "a name", _is_text),
     **_named("truncate", "true or false", _is_flag),
     **_named("short_factor long_factor", "a list of numbers", _is_list_of(is_number)),
+    **_named("full_attention sliding_attention", "an object", _is_object),
 }
-"""Types of rotary parameters; all others are numbers, or objects with these entries for one type of layers."""
+"""Types of rotary parameters; all others are numbers. Objects have these entries for one type of layers."""
 
 
 def check_types(data: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granite", {"mlp_bias": True}, "mlp_bias True"),
     ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0"),
     ("granite", {"logits_scaling": "8"}, "logits_scaling is '8'"),
+    ("granite", {"residual_multiplier": 1e-320}, "residual_multiplier is 1e-320, must be a"),
     ("seed-oss", {"mlp_bias": True}, "mlp_bias True"),
     ("llama", {"attention_out_bias": True}, "attention_out_bias True"),
     ("smollm3", {"num_key_value_heads": ...}, "num_key_value_heads is None"),
