@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quipu.actors.messages.sampling import SAMPLING_FIELDS
 from quipu.actors.shared.checkpoint import CheckpointError, read_json
-from quipu.kernels.models.entry_types import shown
+from quipu.kernels.models.entry_types import LARGEST, shown
 
 NAME = "generation_config.json"
 AUTO, NEUTRAL = "auto", "vllm"
@@ -50,6 +50,10 @@ def read_sampling_defaults(choice: str, checkpoint: Path, vocab_size: int) -> di
         if type(value) is not int and (type(value) is not float or field.reader == "integer"):
             kind = "an integer" if field.reader == "integer" else "a number"
             raise CheckpointError(f"{path}: {field.name} must be {kind}, not {shown(value)} ({_IGNORED_BY})")
+        if abs(value) > LARGEST:  # there are integers that no float can hold
+            raise CheckpointError(
+                f"{path}: {field.name} is {shown(value)}, must be at most {LARGEST:g} ({_IGNORED_BY})"
+            )
         if not field.bounds.allow(value):
             raise CheckpointError(f"{path}: {field.name} must be {field.bounds.words()}, not {value} ({_IGNORED_BY})")
         if field.is_clamped:

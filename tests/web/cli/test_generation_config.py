@@ -120,6 +120,7 @@ def test_neutral_values_are_no_defaults(tmp_path: Path) -> None:
         ("top_p", 1.5, "top_p must be between 0 and 1, not 1.5"),
         ("top_k", 1.5, "top_k must be an integer, not 1.5"),
         ("repetition_penalty", float("nan"), "repetition_penalty must be greater than 0, not nan"),
+        ("repetition_penalty", 10**400, "0000..., must be at most 1e+15"),
     ],
 )
 def test_impossible_suggestions(tmp_path: Path, field: str, value: Any, message: str) -> None:
