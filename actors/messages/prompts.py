@@ -26,6 +26,8 @@ class TextPrompt:
     text: str
     tail: str = ""
     """The end of the text, of which nothing is dropped if the text is shortened at its end."""
+    param: str = ""
+    """The client's field that it comes from, for errors. Empty: that of the request's prompts."""
 
 
 @attrs.frozen

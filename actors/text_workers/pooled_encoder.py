@@ -24,7 +24,7 @@ from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, PromptText, Tex
 from ..messages.tokenizer import Encode, ReadPrompt
 from ..shared.token_decoding import Decoding
 from ..tokenizer.chat_template import ChatTooLong, TemplateError
-from ..tokenizer.context_length import TOO_LONG, PromptLimit, output_budget
+from ..tokenizer.context_length import TOO_LONG, PromptLimit, output_budget, param_of
 from ..tokenizer.encoder import EncodedChat, TextEncoder, TooManyTokens
 from ..tokenizer.infill import encode_infill, no_infill
 from ..tokenizer.outlines import outline_of, part_ends
@@ -107,6 +107,8 @@ class PooledEncoder:
         self, prompt: Prompt, options: EncodingOptions, slot: EncodingSlot, max_model_len: int, *, outlines: bool
     ) -> EncodedPrompt | RequestError:
         """Encode one prompt, and shorten it if its client wants that."""
+        if (param := param_of(prompt, options.prompt_param)) != options.prompt_param:
+            options = attrs.evolve(options, prompt_param=param)
         encoded = await self._encode_whole(prompt, options, slot, options.limit(max_model_len), outlines=outlines)
         if options.truncation is not None and isinstance(encoded, RequestError):
             return _longer_than_read(encoded, options.prompt_param)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import attrs
 
 from ..messages.outcomes import ErrorKind, RequestError
+from ..messages.prompts import Prompt, TextPrompt
 from ..messages.scheduler import SequenceKind
 from ..messages.tokenizer import Encode
 
@@ -32,6 +33,11 @@ class PromptLimit:
         return self.max_model_len - self.least_output
 
 
+def param_of(prompt: Prompt, prompt_param: str) -> str:
+    """Return the client's field that a prompt comes from, by default the request's."""
+    return prompt.param if isinstance(prompt, TextPrompt) and prompt.param else prompt_param
+
+
 def least_output(request: Encode) -> int:
     """Return how many tokens are drawn after each prompt at least.
 
@@ -43,25 +49,31 @@ def least_output(request: Encode) -> int:
     return int(request.max_tokens != 0 or request.echo or request.sampling.prompt_logprobs is not None)
 
 
-def output_budget(request: Encode, num_prompt_tokens: int, max_model_len: int) -> int | RequestError:
-    """Return the output tokens that one prompt may have, or why it cannot be served."""
+def output_budget(
+    request: Encode, num_prompt_tokens: int, max_model_len: int, prompt_param: str = ""
+) -> int | RequestError:
+    """Return the output tokens that one prompt may have, or why it cannot be served.
+
+    `prompt_param`: its field, if that is not the request's.
+    """
+    prompt_param = prompt_param or request.prompt_param
     room = max_model_len - num_prompt_tokens
     if num_prompt_tokens == 0:
-        message = f"Invalid value for `{request.prompt_param}`: must have at least one token."
-        return RequestError(ErrorKind.INVALID, message, request.prompt_param)
+        message = f"Invalid value for `{prompt_param}`: must have at least one token."
+        return RequestError(ErrorKind.INVALID, message, prompt_param)
     if room < (least := least_output(request)):
-        return prompt_too_long(request.prompt_param, num_prompt_tokens, max_model_len, least_room=least)
+        return prompt_too_long(prompt_param, num_prompt_tokens, max_model_len, least_room=least)
     if request.max_tokens is None:
         return room
     if request.least_room is not None and room < min(request.max_tokens, request.least_room):
-        return prompt_too_long(request.prompt_param, num_prompt_tokens, max_model_len, least_room=request.least_room)
+        return prompt_too_long(prompt_param, num_prompt_tokens, max_model_len, least_room=request.least_room)
     if request.least_room is not None:
         return min(request.max_tokens, room)
     if request.max_tokens > room:
         message = (
             f"This model's maximum context length is {max_model_len} tokens: input length and "
             f"`{request.max_tokens_param}` exceed context limit: "
-            f"{num_prompt_tokens} + {request.max_tokens} > {max_model_len}. Shorten `{request.prompt_param}` or lower "
+            f"{num_prompt_tokens} + {request.max_tokens} > {max_model_len}. Shorten `{prompt_param}` or lower "
             f"`{request.max_tokens_param}`."
         )
         return RequestError(ErrorKind.INVALID, message, request.max_tokens_param, TOO_LONG)

@@ -20,7 +20,7 @@ from ..messages.prompts import Prompt
 from ..messages.sampling import SamplingParams
 from ..messages.tokenizer import Encode, PromptQuestion
 from ..request_desk.open_requests import OpenRequest
-from .context_length import output_budget, too_many_submitted
+from .context_length import output_budget, param_of, too_many_submitted
 from .prompt_encoder import EncodedPrompt, EncodingOptions, EncodingSlot, GrammarChecks, options_of
 from .prompt_sizes import is_short
 from .submission import Submission
@@ -80,7 +80,8 @@ class Job:
 
     def add(self, encoded: EncodedPrompt, max_model_len: int) -> RequestError | None:
         """Keep the encoding of the first prompt and release that prompt, or return why it cannot be served."""
-        budget = output_budget(self.request, len(encoded.token_ids), max_model_len)
+        param = param_of(self.prompts[0], self.request.prompt_param)
+        budget = output_budget(self.request, len(encoded.token_ids), max_model_len, param)
         if isinstance(budget, RequestError):
             return budget
         self.num_tokens += len(encoded.token_ids)

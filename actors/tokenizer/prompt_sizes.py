@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ..messages.outcomes import RequestError
 from ..messages.prompts import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from ..messages.tokenizer import Encode
-from .context_length import PromptLimit, prompt_too_long
+from .context_length import PromptLimit, param_of, prompt_too_long
 from .encoder import TextEncoder, TooManyTokens
 
 SHORT_BYTES = 64 << 10
@@ -87,6 +87,7 @@ def _num_bytes(text: str) -> int:
 
 def exceeds_context(prompt: Prompt, prompt_param: str, encoder: TextEncoder, limit: PromptLimit) -> RequestError | None:
     """Return an error if a prompt's length alone shows that it does not fit the context."""
+    prompt_param = param_of(prompt, prompt_param)
     if isinstance(prompt, TokenPrompt) and (num_tokens := len(prompt.token_ids)) > limit.max_tokens:
         return too_many(prompt_param, TooManyTokens(num_tokens, is_exact=True), limit)
     for text in _texts_of(prompt):

@@ -13,7 +13,7 @@ from quipu.actors.config.pooling_config import PoolingConfig
 from quipu.kernels.fake import Dials
 from quipu.web.api.openai.scored_pairs import MAX_PROMPT_CHARS
 from tests.fake_oracle import embedding
-from tests.runtimes import Client, small_runtime
+from tests.runtimes import MAX_MODEL_LEN, Client, small_runtime
 from tests.tiny import TINY, full_blocks
 from tests.traps.wire import over_http, settle
 from tests.vocabularies import Vocabulary
@@ -258,6 +258,23 @@ async def test_bad_pairs(autojump_clock: trio.abc.Clock, path: str, fields: dict
     async with small_runtime(**SCORE) as client:
         answer = await post(client, path, status=400, **fields)
         assert answer["error"]["param"] == param, answer
+        await settle(client)
+
+
+@pytest.mark.parametrize("text", ["", "a knot, " * MAX_MODEL_LEN, "knots" * (1 << 20)], ids=["empty", "long", "huge"])
+@pytest.mark.parametrize(
+    ("path", "one", "other"),
+    [("/score", "data_1", "data_2"), ("/rerank", "query", "documents")],
+    ids=["score", "rerank"],
+)
+async def test_text_without_an_embedding_is_named(
+    autojump_clock: trio.abc.Clock, path: str, one: str, other: str, text: str
+) -> None:
+    """A text that is empty or too long to be embedded is a 400 that names its own field, not that of the others."""
+    async with small_runtime(**EMBED) as client:
+        for fields, param in (({one: text, other: ["x"]}, one), ({one: "x", other: ["x", text]}, other)):
+            error = (await post(client, path, status=400, **fields))["error"]
+            assert error["param"] == param and f"`{param}`" in error["message"]
         await settle(client)
 
 

@@ -166,7 +166,7 @@ def _override_as_vllm(path: Path) -> None:
 async def prompts_of(documents: list[str], query: str) -> list[str]:
     """Return the prompts by which a reranker is asked."""
     info: Any = mock.Mock(task="score", vectors=VectorInfo())
-    pairs: ScoredPairs = await make_pairs([query], documents, None, "documents", info)
+    pairs: ScoredPairs = await make_pairs([query], documents, None, ("query", "documents"), info)
     return [prompt.text for prompt in pairs.prompts if isinstance(prompt, TextPrompt)]
 
 

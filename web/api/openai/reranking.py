@@ -75,7 +75,7 @@ async def read_rerank(endpoint: str, parsed: ParsedRequest) -> Reply:
     check_lengths(body, [query], documents)
     top_n = body.integer("top_n") or len(documents)
     returns = body.flag("return_documents") if body.get("return_documents") is not None else endpoint != COHERE
-    pairs = await make_pairs([query], documents, instruction, "documents", info)
+    pairs = await make_pairs([query], documents, instruction, ("query", "documents"), info)
     wanted = pooled_request(body, info, model, pairs.prompts, "documents", SequenceKind.SCORE)
     wanted = attrs.evolve(wanted, unused_fields=unused_instruction(instruction, info))
     return RerankReply(

@@ -77,16 +77,22 @@ def unused_instruction(instruction: str | None, info: ServingInfo) -> tuple[str,
 
 
 async def make_pairs(
-    queries: Sequence[str], documents: Sequence[str], instruction: str | None, param: str, info: ServingInfo
+    queries: Sequence[str],
+    documents: Sequence[str],
+    instruction: str | None,
+    params: tuple[str, str],
+    info: ServingInfo,
 ) -> ScoredPairs:
     """Return the pairs of one query with each document, or of as many queries with a document each.
 
-    Raises APIError naming `param` if they are too long.
+    `params`: the fields of both. Raises APIError if they are too long.
     """
     count = len(documents)
     async with Pace() as pace:
         if info.task is Task.EMBED:
-            prompts = with_default_prompt(tuple(map(TextPrompt, (*queries, *documents))), info.vectors.default_prompt)
+            named = zip((queries, documents), params, strict=True)
+            texts = tuple(TextPrompt(text, param=param) for texts, param in named for text in texts)
+            prompts = with_default_prompt(texts, info.vectors.default_prompt)
             step = 0 if len(queries) == 1 else 1
             return ScoredPairs(prompts, [(at * step, len(queries) + at) for at in range(count)], count)
         asked: list[Prompt] = []
@@ -96,7 +102,7 @@ async def make_pairs(
             num_chars += len(query) + len(document)
             if num_chars > MAX_PROMPT_CHARS:
                 problem = f"all documents, each with its query, must have at most {MAX_PROMPT_CHARS} characters"
-                raise bad_value(param, problem)
+                raise bad_value(params[1], problem)
             asked.append(_asked(instruction, query, document, info))
             await pace.tick(1 + (len(query) + len(document)) // _CHARS_AN_ITEM)
     return ScoredPairs(tuple(asked), None, count)

@@ -58,7 +58,7 @@ async def read_scores(endpoint: str, parsed: ParsedRequest) -> Reply:
     if len(queries) + len(documents) > most:
         raise bad_value(other, f"`{one}` and `{other}` must have at most {most} texts together")
     check_lengths(body, queries, documents)
-    pairs = await make_pairs(queries, documents, instruction, other, info)
+    pairs = await make_pairs(queries, documents, instruction, (one, other), info)
     wanted = pooled_request(body, info, model, pairs.prompts, other, SequenceKind.SCORE)
     wanted = attrs.evolve(wanted, unused_fields=unused_instruction(instruction, info))
     return ScoreReply(wanted, parsed.request_id, pairs.without_prompts())
