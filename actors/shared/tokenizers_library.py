@@ -8,8 +8,8 @@ Three properties of the library are hidden from everybody else:
 - The ids and offsets of an encoding are converted while the GIL is held: 40 ns per id, 200 ns per offset. So callers
   look at the length first, and offsets are taken one by one.
 - A panic in the library's Rust code is a BaseException, which would end the process; its errors are bare Exceptions.
-  Here they become a `LibraryPanic`, which fails one request. Every other exception (`trio.Cancelled`, TypeError) passes
-  through.
+  Here they become a `LibraryPanic`, which fails one request. Every other exception (`trio.Cancelled`, MemoryError)
+  passes through.
 
 The library would spread batches over a thread pool shared by all texts, in which a short text waits behind long ones.
 That is turned off: each call runs in the calling thread.
@@ -38,6 +38,9 @@ _MAX_TOKEN_IDS = 1 << 24
 """The decoder's tables have an entry for every id up to the largest, whether or not the vocabulary uses it."""
 
 
+NO_TEXT = "lone surrogates are no text"
+
+
 class LibraryPanic(Exception):
     """The library failed on this text or these ids (for example, a pattern backtracked too often)."""
 
@@ -51,6 +54,15 @@ def catching_panics() -> Iterator[None]:
         if type(error) is not Exception and type(error).__name__ != _PANIC:
             raise
         raise LibraryPanic(str(error)) from None
+
+
+@contextmanager
+def _refusing_surrogates() -> Iterator[None]:
+    """Convert what the library raises for a Python string that is no text, with half a character, to a LibraryPanic."""
+    try:
+        yield
+    except (TypeError, UnicodeEncodeError):
+        raise LibraryPanic(NO_TEXT) from None
 
 
 class Library:
@@ -117,7 +129,7 @@ class Library:
         return ids
 
     def _encode(self, encode_batch: Any, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        with catching_panics():
+        with catching_panics(), _refusing_surrogates():
             encodings: list[tokenizers.Encoding] = encode_batch([text], add_special_tokens=add_special_tokens)
             return encodings[0]
 
@@ -126,7 +138,7 @@ class Library:
         normalizer = self.tokenizer.normalizer
         if normalizer is None:
             return text
-        with catching_panics():
+        with catching_panics(), _refusing_surrogates():
             normalized: str = normalizer.normalize_str(text)
             return normalized
 

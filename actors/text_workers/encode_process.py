@@ -9,9 +9,11 @@ from __future__ import annotations
 import socket
 import subprocess
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..fleet.processes.child import OWN_GROUP, command_of
-from ..shared.tokenizers_library import LibraryPanic
+from ..shared.tokenizers_library import NO_TEXT, LibraryPanic
 from .encode_worker import ANSWER, JOB, LENGTH, PIECE_LENGTH, AnswerKind, Operation
 
 MODULE = "quipu.actors.text_workers.encode_worker"
@@ -97,7 +99,7 @@ class EncodeProcess:
     def _request(
         self, operation: Operation, text: str, max_tokens: int = 0, *, end: int = 0, add_special_tokens: bool = True
     ) -> tuple[AnswerKind, int]:
-        try:
+        with self._exchanging():
             self._socket.sendall(JOB.pack(operation, add_special_tokens, max_tokens, end))
             for start in range(0, len(text), PIECE_CHARACTERS):
                 piece = text[start : start + PIECE_CHARACTERS].encode()
@@ -105,9 +107,23 @@ class EncodeProcess:
                 self._socket.sendall(piece)
             self._socket.sendall(PIECE_LENGTH.pack(0))
             return self._receive_answer()
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """Do not use the process again unless the block ends, or with what the process has reported."""
+        try:
+            yield
+        except LibraryPanic:
+            raise
         except OSError as error:
             self._is_broken = True  # its end of the socket closes a moment before it can be waited for
             raise ProcessDied("the encoding process has died") from error
+        except UnicodeEncodeError:
+            self._is_broken = True
+            raise LibraryPanic(NO_TEXT) from None
+        except BaseException:
+            self._is_broken = True
+            raise
 
     def _receive_answer(self) -> tuple[AnswerKind, int]:
         """Raises OSError and LibraryPanic."""
@@ -120,12 +136,9 @@ class EncodeProcess:
     def _receive_ids(self, number: int) -> array[int]:
         ids: array[int] = array("I")
         num_bytes = number * ids.itemsize
-        try:
+        with self._exchanging():
             for start in range(0, num_bytes, PIECE_BYTES):
                 ids.frombytes(self._receive(min(PIECE_BYTES, num_bytes - start)))
-        except OSError as error:
-            self._is_broken = True
-            raise ProcessDied("the encoding process has died") from error
         return ids
 
     def _receive(self, num_bytes: int) -> bytearray:

@@ -89,6 +89,21 @@ def test_errors_of_the_library() -> None:
         Library(tokenizer).encode("b", max_tokens=1)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a" * 5000 + "\udcff"])
+async def test_text_with_half_a_character(text: str) -> None:
+    """A Python string with a lone surrogate fails one request: the tokenizer goes on, and nothing else is refused."""
+    library = Library(tiny())
+    library.tokenizer.normalizer = tokenizers.normalizers.NFC()
+    for call in (library.list_ids, library.normalize):
+        with pytest.raises(LibraryPanic, match="surrogates"):
+            call(text)
+    async with small_runtime() as client:
+        for prompt, fields in (TextPrompt(text), {}), (TextPrompt("fine"), {"bad_words": (text[-9:],)}):
+            answer = await client.ask(prompt, **fields)
+            assert answer.error is not None and answer.error.kind is ErrorKind.INVALID
+        client.assert_at_rest()
+
+
 async def test_cancellation_passes() -> None:
     """A scope that is cancelled inside `catching_panics` ends as usual."""
     with trio.CancelScope() as scope:

@@ -175,6 +175,17 @@ def test_process_that_dies(processes: EncodeProcesses) -> None:
     assert pid not in processes.process_ids
 
 
+def test_exchange_that_breaks_off(processes: EncodeProcesses) -> None:
+    """A process that has a part of a text is not used again: it would take the next request for the rest."""
+    processes.warm_up()
+    before = processes.process_ids
+    with pytest.raises(LibraryPanic, match="surrogates"):
+        processes.run(lambda there: there.count(f"{LONG}\ud800", max_tokens=10**7), Lease())
+    expected = VOCABULARY.encoder.count(LONG, max_tokens=10**7)
+    assert processes.run(lambda there: there.count(LONG, max_tokens=10**7), Lease()) == expected
+    assert not set(before) & set(processes.process_ids)
+
+
 def test_grown_process_is_replaced(processes: EncodeProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has grown too much is not reused; small texts do not make it grow."""
     processes.run(lambda there: there.count(WORDS, max_tokens=10**7), Lease())
