@@ -44,7 +44,7 @@ def check_depth_of_lark(source: str) -> None:
         numbers.setdefault(head[1], len(numbers))
     weights, edges = [1] * len(numbers), [set[int]() for _ in numbers]
     may_continue = False
-    ends = [head.start() for head in heads[1:]] + [len(source)]
+    ends = [head.start() for head in heads[1:]] + [len(source)] * bool(heads)
     for index, (head, end) in enumerate(zip(heads, ends, strict=True)):
         rule, number = source[head.start() : end], numbers[head[1]]
         weights[number] += min(rule.count("(") + rule.count("["), _MAX_PARENTHESES) + _depth_of_embedded(rule)

@@ -100,6 +100,8 @@ def test_supported_grammars(spec: GrammarSpec) -> None:
         (K.CHOICE, '["a", 1]', ["list of strings"]),
         (K.CHOICE, "yes", ["not valid JSON"]),
         (K.LARK, 'begin: "a"', ["no start rule found."]),
+        (K.LARK, "(((", ["line 1, column 1"]),
+        (K.LARK, "\n", ["Empty grammar."]),
         (K.LARK, 'start: a\na: "x" | b', ["line 2, column 4: unknown name"]),
         (K.LARK, "start: T\nT: /a/ & ~/a/", ["it allows no output."]),
         (K.LARK, 'root ::= "a" |\n b', ["line 2 of the GBNF grammar: there is no rule `b`."]),
