@@ -210,7 +210,9 @@ class Entry:
                 masks.append([*found.masks])
                 if self._follows_drafts:
                     row.tell_forced(found.forced)
-            if process.lost is not None and len(masks) < len(rows):
+            if process.lost is not None and len(masks) == len(rows):
+                self._release(process)  # whatever it ended of afterwards, it was not of these
+            elif process.lost is not None:
                 num_losses += 1
                 row = rows[len(masks)]
                 if self._lose(process, row) is not None:

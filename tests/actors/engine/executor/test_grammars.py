@@ -143,6 +143,25 @@ def test_process_that_something_else_has_killed(masks: GrammarMasks, made: Made,
     assert len(made.processes) == 2
 
 
+def test_process_that_ends_with_its_last_mask(masks: GrammarMasks, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed once it has found every mask, before it has said so, costs its grammar nothing."""
+    followed = sequence(DIGITS, SEVEN * 3)
+    before = masks_of(masks, followed)
+    receive = GrammarFollower._receive  # noqa: SLF001 (where a process is lost; nothing public ends between two frames)
+
+    def receive_and_kill(process: GrammarFollower) -> bytes | None:
+        receive(process)
+        os.kill(process.pid, signal.SIGPROF)
+        return receive(process)
+
+    for _ in range(MAX_DEATHS + 1):
+        with monkeypatch.context() as patches:
+            patches.setattr(GrammarFollower, "_receive", receive_and_kill)
+            assert masks_of(masks, followed) == before
+        assert masks_of(masks, followed) == before
+    assert len(made.processes) == MAX_DEATHS + 2
+
+
 def test_process_that_hangs(masks: GrammarMasks, made: Made) -> None:
     """A process that uses no CPU time and does not answer is killed, and replaced by another."""
     followed = sequence(DIGITS, SEVEN * 3)
