@@ -105,7 +105,7 @@ RESPONSE_ITEM = union(
         " ".join(COMPACTIONS),
         BodyField(name="encrypted_content", type=STRING, is_required=True, max_length=MAX_SEALED_CHARS),
     ),
-    kind("item_reference", required("id")),
+    kind("item_reference", required("id"), is_default=True),
     kind("additional_tools", objects("tools", RESPONSE_TOOL)),
     kind(" ".join(SKIPPED)),
     also=("action", "encrypted_content", "id", "phase", "status", "tools"),

@@ -1,5 +1,7 @@
 """Items of an `input` that only refer to stored ones, by id: they are replaced before anything else reads the input.
 
+Their type may be absent, as in OpenAI's API, unlike that of anything but a message.
+
 The id of an item names the response that it was made with, which is where it is looked for, among those of the tenant.
 
 What must always hold: an item of another tenant is like one that does not exist; no more is read than a body may have.
@@ -38,7 +40,7 @@ async def with_references(
     items = body.get("input")
     if type(items) is not list or len(items) > MAX_MESSAGES:
         return body
-    places = [at for at, item in enumerate(items) if type(item) is dict and item.get("type") == REFERENCE]
+    places = [at for at, item in enumerate(items) if type(item) is dict and _is_reference(item)]
     if not places:
         return body
     if door is None:
@@ -64,6 +66,11 @@ async def with_references(
     for at, item in zip(places, read, strict=True):
         replaced[at] = item
     return {**body, "input": replaced}
+
+
+def _is_reference(item: dict[str, Any]) -> bool:
+    kind = item.get("type")
+    return kind == REFERENCE or (kind is None and item.get("role") is None and item.get("id") is not None)
 
 
 def _find(tables: ObjectTables, tenant: str, ids: Sequence[str], max_bytes: int) -> list[bytes | None]:

@@ -62,6 +62,19 @@ async def test_of_the_own_tenant_alone(tmp_path: Path) -> None:
         assert (await stored.ask("POST", PATH, {"model": "tiny", "input": referring(known)}))[0] == 200
 
 
+async def test_type_may_be_absent(tmp_path: Path) -> None:
+    """What has neither a type nor a role but an id is a reference; without a store it is refused like one."""
+    async with storing(tmp_path) as stored:
+        first = await stored.client.responses.create(model="tiny", input="one")
+        ids: Any = [{"id": first.output[0].id}, {"id": first.output[0].id, "type": None}]
+        await stored.client.responses.create(model="tiny", input=ids)
+        (prompt,) = stored.desk.tickets[-1].encode.prompts
+        assert [message["content"] for message in prompt.messages] == ["Hello", "Hello"]
+    for item, param in (({"id": "msg_r1"}, "input[0]"), ({}, "input[0].type"), ({"id": None}, "input[0].type")):
+        _, answer = await Client(make_app(FakeDesk())).post(PATH, {"model": "tiny", "input": [item]})
+        assert answer["error"]["param"] == param
+
+
 @pytest.mark.parametrize("item_id", ["", "x" * 500, "msg", "resp_r1", "msg_r1_i99", "msg_r1_iX"])
 async def test_odd_ids(tmp_path: Path, item_id: Any) -> None:
     """Anything else in place of an id is an item that does not exist."""
