@@ -116,9 +116,11 @@ class OpenRequest:
         if self._has_room is not None:
             self._has_room.set()
 
-    async def until_room(self, window: int) -> None:
-        """Wait until fewer than `window` of its sequences are live. No checkpoint if that is so."""
-        while self.num_live >= window:
+    async def until_room(self, submit: Submit, window: int) -> None:
+        """Wait until fewer than `window` of its sequences are live; the first ones, and later choices of a prompt, do
+        not wait: an engine may wait for them, since they are announced. No checkpoint if there is room."""
+        is_announced = not submit.takes_place or submit.sequence_id != submit.group_id
+        while self.num_live >= window and not is_announced:
             self.release_prompts()
             self._has_room = trio.Event()
             await self._has_room.wait()

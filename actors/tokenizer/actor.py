@@ -281,7 +281,7 @@ class TokenizerActor:
             self._accountant.post(job.submission.prompted(job.sequence_ids))
             job.is_prompted = True
         for submit, track in islice(job.submission.messages(job.sequence_ids, outlet), job.num_submitted, None):
-            await job.opened.until_room(config.submit_window)
+            await job.opened.until_room(submit, config.submit_window)
             if not await self._desk.submit(submit, track, job.opened):
                 return
             job.num_submitted += 1

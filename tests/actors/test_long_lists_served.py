@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from quipu.actors.engine.scheduler.admission import AdmissionControl
 from quipu.actors.messages.outcomes import ErrorKind, Outcome
@@ -160,9 +161,19 @@ async def test_only_the_first_window_may_be_refused(
     assert [message.tokens_to_come for message in sent[:WINDOW]] == [9, 6, 3, 0]
 
 
-async def test_choices_of_long_lists(autojump_clock: trio.abc.Clock) -> None:
-    """Choices of one prompt are accepted together, also where the window would divide them."""
+async def test_choices_are_submitted_together(autojump_clock: trio.abc.Clock) -> None:
+    """Once the first choice of a prompt is submitted, the others do not wait for room: they were announced with it."""
+    num_choices = WINDOW + 2
     async with small_runtime(SLOW, **SETUP) as client:
-        answer = await client.ask(*PROMPTS[:6], n=3, max_tokens=2)
+        ticket = client.open(*PROMPTS[:3], n=num_choices, max_tokens=2)
+        await ticket.start()
+        live: list[int] = []
+        for at in range(3):
+            await until_submitted(ticket, 1 + at * num_choices)
+            await trio.testing.wait_all_tasks_blocked()
+            live.append(len(ticket.submitted_ids))
+        answer = await read_answer(ticket)
+        ticket.leave()
         await assert_at_rest(client)
-    assert answer.error is None and answer.record.num_choices == 18 and len(answer.texts) == 18
+    assert live == [num_choices, 2 * num_choices, 3 * num_choices]
+    assert answer.error is None and answer.record.num_choices == len(answer.texts) == 3 * num_choices
