@@ -120,6 +120,13 @@ def draw_setup(rng: random.Random, message: str) -> Setup:
     )
 
 
+def with_small_window(rng: random.Random, setup: Setup) -> Setup:
+    """Have engines hold few sequences of a request at a time, now and then."""
+    if rng.random() < 0.7:
+        return setup
+    return attrs.evolve(setup, engine={**setup.engine, "submit_window": rng.choice((1, 2, 3))})
+
+
 def with_waiting_tokens(rng: random.Random, setup: Setup) -> Setup:
     """Limit the prompt tokens that may wait where the number of requests is limited, now and then."""
     if not setup.engine["max_waiting_requests"] or rng.random() < 0.5:

@@ -32,6 +32,8 @@ def cached_is_possible(evidence: Evidence) -> Iterator[str]:
         # an object store, which servers share, is not reset
         reset_s = -1.0 if evidence.seen.plan.setup.has_objects else evidence.last_reset(watched)
         admitted_s = watched.opened_at + record["admitted_at"] - record["received_at"]
+        if arrival.further:
+            admitted_s = watched.ended_at  # the first prompt was admitted earlier than the last
         there: list[Arrival] = []
         for other, others in evidence.requests():
             is_earlier = others.opened_at <= admitted_s + EPSILON_S and other.number != arrival.number

@@ -31,7 +31,15 @@ from tests.simulation.drawn_scenes import (
     leaving_soon,
     pushing_out,
 )
-from tests.simulation.drawn_setup import HALF_FULL, NEARLY_FULL, SMALL_SEGMENT, Setup, draw_setup, with_waiting_tokens
+from tests.simulation.drawn_setup import (
+    HALF_FULL,
+    NEARLY_FULL,
+    SMALL_SEGMENT,
+    Setup,
+    draw_setup,
+    with_small_window,
+    with_waiting_tokens,
+)
 from tests.simulation.drawn_tools import BLOCKS_WITH_TOOLS, LEN_WITH_TOOLS, amid_reasoning, with_tools
 
 
@@ -80,6 +88,7 @@ def draw_plan(seed: int) -> Plan:
     aim = aim_of(seed, rng)
     message = rng.choice(("", "Moved")) if aim is None else aim.point.message
     setup = with_waiting_tokens(random.Random(f"waiting {seed}"), draw_setup(rng, message))
+    setup = with_small_window(random.Random(f"window {seed}"), setup)
     eos_token_ids = tuple(setup.engine["eos_token_ids"])
     mix = Mix(
         setup.engine["max_model_len"],
