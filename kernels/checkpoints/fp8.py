@@ -68,5 +68,6 @@ def read_fp8(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> d
         blocks = tuple(-(-size // by) for size, by in zip(weight.shape, block, strict=False))
         if len(weight.shape) != 2 or scale.shape != blocks or scale.dtype not in STORED_DTYPES:
             raise ValueError(f"tensor {scale.name} has shape {scale.shape} of {scale.dtype}, must be {blocks} floats")
-        found[name] = Fp8Matrix(weight, scale, (block[0], block[1]))
+        rows, width = (max(1, min(by, size)) for by, size in zip(block, weight.shape, strict=True))
+        found[name] = Fp8Matrix(weight, scale, (rows, width))
     return found

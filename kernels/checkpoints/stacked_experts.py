@@ -6,7 +6,8 @@ Llama's `[expert, input, output]`. In gpt-oss gate and up are interleaved: row 2
 transformers saves them, matrices are `[expert, input, output]`. In MXFP4 (Open Compute Project, "OCP Microscaling
 Formats (MX) Specification", 1.0) they are `[expert, output, group, byte]`, with a scale for each group of 32 inputs.
 
-What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two.
+What must always hold: an MXFP4 weight is its e2m1 number times its group's power of two; there are no more experts than
+the file has bytes for.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def read_stacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
         kind, is_bias, rest = kind.partition("_bias")
         if not is_expert or kind not in _KINDS or rest:
             continue
-        if len(tensor.shape) != (2 if is_bias else 3) or tensor.dtype not in STORED_DTYPES:
+        if len(tensor.shape) != (2 if is_bias else 3) or tensor.dtype not in STORED_DTYPES or 0 in tensor.shape:
             raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
         for expert, part, of_part in _slices(tensor, kind, tensor.shape[-1], in_halves=within == _HALVES):
             shape = (tensor.shape[-1] // len(_KINDS[kind]), *(() if is_bias else (tensor.shape[1],)))
@@ -170,9 +171,9 @@ def _read_consecutive(name: str, tensor: StoredTensor) -> dict[str, StoredMatrix
     if named is None:
         return {}
     parts = ("gate_proj", "up_proj") if named[2] in ("input", "gate_up") else ("down_proj",)
-    if len(tensor.shape) != 3 or tensor.dtype not in STORED_DTYPES or tensor.shape[1] % len(parts):
+    experts, height, width = tensor.shape if len(tensor.shape) == 3 else (0, 0, 0)
+    if tensor.dtype not in STORED_DTYPES or not experts * height * width or height % len(parts):
         raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
-    experts, height, width = tensor.shape
     rows = height // len(parts)
     return {
         f"{named[1]}.experts.{expert}.{part}.weight": StackedRows((rows, width), tensor, expert * height + at * rows)
@@ -191,7 +192,7 @@ def read_mxfp4(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
         scales = stored.get(name.removesuffix(_BLOCKS) + _SCALES)
         if scales is None:
             raise ValueError(f"checkpoint lacks tensor {name.removesuffix(_BLOCKS)}{_SCALES}")
-        if len(blocks.shape) != 4 or blocks.shape[3] != _PACKED or blocks.dtype != "U8":
+        if len(blocks.shape) != 4 or blocks.shape[3] != _PACKED or blocks.dtype != "U8" or 0 in blocks.shape:
             raise ValueError(f"tensor {name} has shape {blocks.shape} of {blocks.dtype}, must be groups of 16 U8")
         if scales.shape != blocks.shape[:3] or scales.dtype != "U8":
             raise ValueError(

@@ -224,6 +224,13 @@ def test_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     assert f"2 matrices in FP8 (0.00 GiB) are read as {dtype}" in caplog.text
 
 
+def test_fp8_in_one_block(tmp_path: Path) -> None:
+    """A block that is larger than the matrix takes no more memory than the matrix."""
+    stored, weight = store_fp8(Q, (100, 60))
+    source = opened(tmp_path, FP8_CONFIG | {"weight_block_size": [10**9, 10**30]}, stored, "float32")
+    assert torch.equal(source.fused([(f"{Q}.weight", (100, 60))]), weight)
+
+
 def test_fp8_as_int8(tmp_path: Path) -> None:
     """Quantize FP8 to int8 if that is asked for, from the numbers that it would be read as."""
     torch.manual_seed(0)

@@ -105,6 +105,13 @@ WRONG: list[tuple[str, Callable[[Tensors], object], str]] = [
     ("scales", lambda t: t.pop(f"{DOWN}_scales"), "lacks tensor model.layers.1.mlp.experts.down_proj_scales"),
     ("dtype", lambda t: t.update({f"{DOWN}_blocks": t[f"{DOWN}_blocks"].float()}), "down_proj_blocks has shape"),
     ("groups", lambda t: t.update({f"{DOWN}_scales": t[f"{DOWN}_scales"][:, :, :1].clone()}), "down_proj_scales has"),
+    ("no groups", lambda t: t.update({f"{DOWN}_blocks": t[f"{DOWN}_blocks"][:, :, :0].clone()}), "blocks has shape"),
+    ("no outputs", lambda t: t.update({f"{DOWN}_bias": torch.zeros(4, 0)}), r"down_proj_bias has shape \(4, 0\)"),
+    (
+        "no inputs",
+        lambda t: t.update({"model.layers.1.block_sparse_moe.input_linear.weight": torch.zeros(4, 8, 0)}),
+        r"input_linear.weight has shape \(4, 8, 0\)",
+    ),
     ("odd", lambda t: t.update({f"{GATE_UP}_bias": t[f"{GATE_UP}_bias"][:, :127].clone()}), "gate and up of the same"),
     ("width", lambda t: t.update({f"{DOWN}_bias": t[f"{DOWN}_bias"][0].clone()}), "down_proj_bias has shape"),
     ("NaN", lambda t: t[f"{DOWN}_scales"].view(-1).__setitem__(9, 255), "experts.0.down_proj.weight: a scale is not"),
