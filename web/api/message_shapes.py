@@ -26,7 +26,8 @@ _CONTROL = inner(CACHE_CONTROL, CONTROL)
 _TEXT = kind("text", required("text"), _CONTROL)
 _SKIPPED = kind(" ".join(SKIPPED), _CONTROL, pattern=f"({'|'.join(OF_SERVERS)})$")
 _TOOL_REFERENCE = kind("tool_reference", text("tool_name"), _CONTROL)
-_TOOL_ADDITION = kind("tool_addition", inner("tool", shape("type", text("tool_name"), name="AddedTool")), _CONTROL)
+_ADDED_TOOL = shape("type", text("name"), text("tool_name"), name="AddedTool")
+_TOOL_ADDITION = kind("tool_addition", inner("tool", _ADDED_TOOL), _CONTROL)
 _FOUND = union("type", kind("text", required("text")), kind("image"), name="FoundText")
 _SEARCH_RESULT = kind(
     "search_result",

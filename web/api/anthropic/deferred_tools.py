@@ -58,6 +58,6 @@ def _name_in(block: Fields) -> str | None:
     match block.get("type"):
         case "tool_reference":
             reference = block.get("tool_name")
-        case "tool_addition" if type(tool := block.get("tool")) is dict:
-            reference = tool.get("tool_name")
+        case "tool_addition" if type(tool := block.get("tool")) is dict and tool.get("type") == "tool_reference":
+            reference = tool.get("name", tool.get("tool_name"))
     return reference if type(reference) is str else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import attrs
 import pytest
+from anthropic.types.beta.beta_tool_change_tool_reference_param import BetaToolChangeToolReferenceParam
 
 from quipu.actors.messages.prompts import CacheTtl, ContentMark, Prompt, ToolMark
 from quipu.web.app import make_app
@@ -134,14 +135,25 @@ async def test_deferred_tools() -> None:
 
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
-async def test_added_tools(role: str) -> None:
-    """A deferred tool that a message adds is shown there."""
-    added = {"role": role, "content": [text("New:"), {"type": "tool_addition", "tool": FOUND}]}
+@pytest.mark.parametrize("name", ["name", "tool_name"])
+async def test_added_tools(role: str, name: str) -> None:
+    """A deferred tool that a message adds is shown there. Its reference has a `name`, unlike the result of a search."""
+    assert {"name", "type"} == get_type_hints(BetaToolChangeToolReferenceParam).keys()
+    tool = {"type": "tool_reference", name: "weather"}
+    added = {"role": role, "content": [text("New:"), {"type": "tool_addition", "tool": tool}]}
     messages = [{"role": "user", "content": "q"}, added, {"role": "user", "content": "r"}]
     told = await asked(tools=[SEARCH, DEFERRED], messages=messages)
     assert told.ignored is None
     (said,) = [one["content"] for one in told.prompt.messages if "New:" in one["content"]]
     assert json.dumps(SHOWN, separators=(",", ":")) in said.split("\n")
+
+
+async def test_added_tools_of_servers() -> None:
+    """A tool of a server of MCP, which is not reached from here, is no deferred tool of the same name."""
+    tool = {"type": "mcp_tool_reference", "server_name": "s", "name": "weather"}
+    messages = [{"role": "user", "content": [text("q"), {"type": "tool_addition", "tool": tool}]}]
+    told = await asked(tools=[SEARCH, DEFERRED], messages=messages)
+    assert told.prompt.messages[0]["content"] == "q" and told.ignored == "messages.0.content.1"
 
 
 async def test_references_to_other_tools() -> None:
