@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import re
 
+MOST_EXPERTS = 65_536
+"""In one tensor: an object is made for each, however few numbers it has."""
+
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are part of the configuration."""
 
@@ -172,12 +175,15 @@ def rename(name: str, architecture: str) -> str:
 def rename_stacked(name: str, count: int, architecture: str) -> list[str]:
     """Return the names of the matrices or biases that a tensor holds of `count` experts or copies, one after the other.
 
-    None of them if it holds something else.
+    None of them if it holds something else. Raises ValueError for more than any model has.
     """
+    found = _LAYER.fullmatch(name)
+    is_stacked = found is not None and found[2] in _STACKED
+    if (is_stacked or name in _OF_COPIES) and count > MOST_EXPERTS:
+        raise ValueError(f"tensor {name} is of {count} experts or copies, at most {MOST_EXPERTS} are read")
     if name in _OF_COPIES:
         return [f"model.{_OF_COPIES[name]}.{copy}.weight" for copy in range(count)]
-    found = _LAYER.fullmatch(name)
-    if found is None or found[2] not in _STACKED:
+    if found is None or not is_stacked:
         return []
     prefix = f"model.layers.{found[1]}.{_EXPERTS_OF.get(architecture, 'mlp.')}experts"
     called = _MATRICES_OF.get(architecture, {})

@@ -20,6 +20,7 @@ import attrs
 import torch
 
 from .files import STORED_DTYPES, MappedFiles, StoredTensor
+from .gguf_names import MOST_EXPERTS
 from .quantized import QuantizedLayout, QuantizedRows
 from .stored_matrices import StoredMatrix
 
@@ -174,6 +175,7 @@ def _read_consecutive(name: str, tensor: StoredTensor) -> dict[str, StoredMatrix
     experts, height, width = tensor.shape if len(tensor.shape) == 3 else (0, 0, 0)
     if tensor.dtype not in STORED_DTYPES or not experts * height * width or height % len(parts):
         raise ValueError(f"tensor {name} has shape {tensor.shape} of {tensor.dtype}, must be floats of all experts")
+    _check_count(tensor)
     rows = height // len(parts)
     return {
         f"{named[1]}.experts.{expert}.{part}.weight": StackedRows((rows, width), tensor, expert * height + at * rows)
@@ -204,11 +206,17 @@ def read_mxfp4(stored: Mapping[str, StoredTensor]) -> dict[str, StoredMatrix]:
     return found
 
 
+def _check_count(tensor: StoredTensor) -> None:
+    if tensor.shape[0] > MOST_EXPERTS:
+        raise ValueError(f"tensor {tensor.name} is of {tensor.shape[0]} experts, at most {MOST_EXPERTS} are read")
+
+
 def _slices(tensor: StoredTensor, kind: str, rows: int, *, in_halves: bool = False) -> list[tuple[int, str, Slice]]:
     """Return each expert's parts, by name. Raises ValueError for a number of rows that they do not divide.
 
     `in_halves`: they follow one another, else they are interleaved.
     """
+    _check_count(tensor)
     parts = _KINDS[kind]
     if rows % len(parts):
         raise ValueError(f"tensor {tensor.name} has shape {tensor.shape}, must have gate and up of the same size")

@@ -10,6 +10,7 @@ import pytest
 
 from quipu.kernels.checkpoints.gguf_file import read_gguf
 from quipu.kernels.checkpoints.gguf_folder import make_gguf_folder
+from quipu.kernels.checkpoints.gguf_names import rename_stacked
 from quipu.kernels.checkpoints.weights import open_weights
 from quipu.kernels.models.config import read_config
 from quipu.kernels.models.families import find_family
@@ -98,3 +99,12 @@ def test_random_damage(small: Path) -> None:
             refused += 1
             assert len(str(error)) < 2000
     assert 30 < refused < 300
+
+
+@pytest.mark.parametrize("name", ["blk.1.ffn_gate_exps.weight", "blk.1.ffn_down_exps.bias", "altup_proj.weight"])
+def test_more_experts_than_any_model_has(name: str) -> None:
+    """Refuse them before anything is made of each."""
+    assert len(rename_stacked(name, 3, "gpt-oss")) == 3
+    with pytest.raises(ValueError, match=f"tensor {name} is of 1099511627776 experts or copies, at most 65536"):
+        rename_stacked(name, 1 << 40, "gpt-oss")
+    assert rename_stacked("output.weight", 1 << 40, "gpt-oss") == []

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from quipu.kernels.checkpoints.files import StoredTensor
+from quipu.kernels.checkpoints.stacked_experts import read_stacked
 from quipu.kernels.checkpoints.weights import open_weights
 from quipu.kernels.models.config import read_config
 from tests.kernel_markers import needs_kernels
@@ -129,6 +131,14 @@ def test_wrong_tensors(in_mxfp4: Path, edit: Callable[[Tensors], None], named: s
     change(in_mxfp4, edit)
     with pytest.raises(ValueError, match=named):
         make_backend(in_mxfp4)
+
+
+@pytest.mark.parametrize("name", [GATE_UP, "model.layers.1.block_sparse_moe.output_linear.weight"])
+def test_more_experts_than_any_model_has(name: str) -> None:
+    """Refuse them before anything is made of each: numbers in a file may all be one hole, which takes no room."""
+    tensor = StoredTensor(name, Path("model.safetensors"), "BF16", (1 << 40, 1, 2), 100, 100 + (1 << 42))
+    with pytest.raises(ValueError, match=f"tensor {name} is of 1099511627776 experts, at most 65536 are read"):
+        read_stacked({name: tensor})
 
 
 def test_quantizing_while_loading(checkpoints: dict[str, Path]) -> None:
