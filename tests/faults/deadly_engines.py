@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 from unittest import mock
@@ -152,14 +152,16 @@ async def ask(
     rules: LogitRules | None = None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    filters: Mapping[str, float] | None = None,
     on_delta: Callable[[Delta], object] = lambda delta: None,
     **fields: Any,
 ) -> Output:
-    """Serve one request to its end."""
+    """Serve one request to its end. `filters`: `top_p`, `top_k` and `min_p`."""
     request = client.encode(
         prompt, grammar=grammar, with_token_ids=True, **{"max_tokens": 12, "temperature": 1.0, "seed": 3, **fields}
     )
-    sampling = attrs.evolve(request.sampling, logprobs=logprobs, prompt_logprobs=prompt_logprobs, rules=rules)
+    scored = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    sampling = attrs.evolve(request.sampling, **scored, rules=rules, **(filters or {}))
     ticket = client.runtime.desk.open(attrs.evolve(request, sampling=sampling), "test")
     num = request.num_choices
     texts = [""] * num
