@@ -86,6 +86,8 @@ class KeyStore:
     def __init__(self, given: Sequence[KeyEntry] = (), path: Path | None = None) -> None:
         self._given = tuple(given)
         self.path = path
+        self.is_stale = False
+        """The file is to be read again as soon as that is possible."""
         self.ring = self._read()
 
     @property
@@ -95,6 +97,7 @@ class KeyStore:
 
     def reload(self) -> None:
         """Read the file again and use its keys. Raises KeyFileError, and then keeps the old ones."""
+        self.is_stale = False
         self.ring = self._read()
 
     def describe(self) -> dict[str, object]:

@@ -57,6 +57,16 @@ def key_store(arguments: argparse.Namespace, environment: MutableMapping[str, st
     return KeyStore(given_keys(*hashes.values()), arguments.key_file)
 
 
+def note_hangups(keys: KeyStore) -> None:
+    """Keep a SIGHUP that comes before `reloading_on_hangup` for it, if there is a key file: loading may take long."""
+
+    def note(*_: object) -> None:
+        keys.is_stale = True
+
+    if keys.path is not None:
+        signal.signal(signal.SIGHUP, note)
+
+
 @asynccontextmanager
 async def reloading_on_hangup(keys: KeyStore) -> AsyncIterator[None]:
     """Read the key file again on every SIGHUP during the block. A file that cannot be used changes nothing.
@@ -73,13 +83,19 @@ async def reloading_on_hangup(keys: KeyStore) -> AsyncIterator[None]:
 async def _reload_on_hangup(keys: KeyStore, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
+        if keys.is_stale:
+            await _reload(keys)
         async for _ in signals:
-            try:
-                await run_in_thread(keys.reload, abandon_on_cancel=True)
-            except KeyFileError as error:
-                log.error("keys.not_reloaded", error=str(error), **keys.describe())
-            else:
-                log.info("keys.reloaded", **keys.describe())
+            await _reload(keys)
+
+
+async def _reload(keys: KeyStore) -> None:
+    try:
+        await run_in_thread(keys.reload, abandon_on_cancel=True)
+    except KeyFileError as error:
+        log.error("keys.not_reloaded", error=str(error), **keys.describe())
+    else:
+        log.info("keys.reloaded", **keys.describe())
 
 
 def main(argv: Sequence[str]) -> int:

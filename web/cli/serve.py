@@ -54,7 +54,7 @@ from ..telemetry.tracing_config import TracingConfig, TracingError, open_tracer,
 from .batch_flags import batch_settings, make_batches, running_batches
 from .command_output import EXIT_FAILED, EXIT_USAGE
 from .exported_metrics import export_metrics, kept_counters
-from .keys import API_KEY_VARIABLE, key_store, reloading_on_hangup
+from .keys import API_KEY_VARIABLE, key_store, note_hangups, reloading_on_hangup
 from .ledger_flags import ledger_config, ledger_settings
 from .response_flags import store_config, store_settings
 from .self_check import SelfCheckedApp
@@ -91,6 +91,7 @@ def _serve(arguments: argparse.Namespace, log_writer: LogWriter) -> int:
         return EXIT_USAGE
     try:
         keys = key_store(arguments, os.environ)
+        note_hangups(keys)
         ledger = ledger_config(arguments, os.environ)
         tracing = tracing_config(arguments.otlp_traces_endpoint, os.environ)
         stored = store_config(arguments)
