@@ -27,6 +27,8 @@ def nothing_waits_too_long(evidence: Evidence) -> Iterator[str]:
         begins_s = max(watched.opened_at, seen.last_fault_s)
         is_awaited = is_afterwards(arrival) and not arrival.is_batch
         patience_s = PATIENCE_AFTERWARDS_S if is_awaited else PATIENCE_S
+        if evidence.happened("no memory"):  # for up to a minute, a step may have a single position
+            patience_s += sum(_quiet_s(evidence, other) for other, _ in evidence.requests())
         if watched.ended_at > begins_s + 3 * quiet_s + patience_s + read_s:
             yield f"{arrival.request_id} came at {watched.opened_at:g} and ended at {watched.ended_at:g} s"
     for arrival in seen.plan.all_arrivals:

@@ -1,4 +1,7 @@
-"""How many positions a step may have: as configured, or fewer for a minute after a step ran out of memory.
+"""How many positions a step may have: as configured, or fewer after a step ran out of memory, for up to a minute.
+
+Memory may be short for a moment, in a step of a few positions, or for good, in large ones: so a lowered budget is
+doubled again and again until it is as configured, or a step runs out of memory once more.
 
 Used by the running set, which proposes steps, and by step completion, which lowers it.
 """
@@ -8,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LOWERED_S = 60.0
-"""How long a lowered budget stays after the last step that ran out of memory."""
+"""How long after the last step that ran out of memory the budget is as configured..."""
+DOUBLED_EVERY_S = 15.0
+"""...and how often it is doubled until then."""
 
 
 class TokenBudget:
@@ -20,7 +25,8 @@ class TokenBudget:
         self._least = least
         self._clock = clock
         self._now = most
-        self._until = 0.0
+        self._lowered = most
+        self._lowered_at = 0.0
 
     @property
     def is_lowered(self) -> bool:
@@ -29,16 +35,18 @@ class TokenBudget:
 
     def current(self) -> int:
         """Return the budget of the next step."""
-        if self._now < self._most and self._clock() >= self._until:
-            self._now = self._most
+        if self._now < self._most:
+            elapsed_s = self._clock() - self._lowered_at
+            doubled = self._lowered << int(elapsed_s // DOUBLED_EVERY_S)
+            self._now = self._most if elapsed_s >= LOWERED_S else min(self._most, doubled)
         return self._now
 
     def lower(self, num_positions: int) -> None:
-        """Lower it to half of what a step had that ran out of memory, for `LOWERED_S` from now on."""
-        self._now = max(self._least, min(self._now, num_positions) // 2)
-        self._until = self._clock() + LOWERED_S
+        """Lower it to half of what a step had that ran out of memory."""
+        self._now = self._lowered = max(self._least, min(self._now, num_positions) // 2)
+        self._lowered_at = self._clock()
 
     def relax(self) -> None:
         """Raise it to half of what is configured: one request was too large for any budget, and has ended."""
         if self._now < self._most:
-            self._now = max(self._now, self._most // 2)
+            self._now = self._lowered = max(self._now, self._most // 2)

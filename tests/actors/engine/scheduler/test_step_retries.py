@@ -190,8 +190,9 @@ def test_groups_of_a_failed_step(rows: dict[int, int], memory: bool) -> None:
 # ---------------------------------------------------------------- out of memory
 
 
-def test_out_of_memory_halves_the_budget_for_a_minute() -> None:
-    """A prompt whose step does not fit is computed in smaller chunks, and so are those after it; later they are not."""
+def test_out_of_memory_lowers_the_budget_for_a_minute() -> None:
+    """A prompt whose step does not fit is computed in smaller chunks, and so are those after it; chunks are twice as
+    large after a while, and as large as ever after a minute."""
     bench = EngineBench(LIMITS, dials=Dials(max_tokens_in_memory=30))
     (long,) = bench.submit(list(range(100, 190)), 4)
     bench.finish()
@@ -199,6 +200,10 @@ def test_out_of_memory_halves_the_budget_for_a_minute() -> None:
     bench.dials.max_tokens_in_memory = None
     bench.submit(list(range(200, 290)), 4)
     assert num_positions(bench.plans[0]) == 22
+    bench.finish()
+    bench.now = 15.0
+    bench.submit(list(range(400, 490)), 4)
+    assert num_positions(bench.plans[0]) == 44
     bench.finish()
     bench.now = 60.0
     bench.submit(list(range(300, 390)), 4)
