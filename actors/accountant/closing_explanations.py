@@ -45,7 +45,7 @@ class ClosingExplanations:
         explanations = self._store.explanations
         try:
             prepared = self._prepared.pop(request.request_id, None)
-            if prepared is None:
+            if prepared is None or request.applied.is_withdrawn:  # perhaps since they were prepared
                 num_blocks = self._desk.num_usable_blocks_of(record.engine or 0)
                 explained = explain_request(request, account, record, explanations.name_of, num_blocks, is_open=False)
             else:

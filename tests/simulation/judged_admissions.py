@@ -33,7 +33,8 @@ def room_to_grow_is_kept(evidence: Evidence) -> Iterator[str]:
 def fair_turns_are_kept(evidence: Evidence) -> Iterator[str]:
     """Of tenants that began to wait together, none is served whose prompts have cost more since than another's.
 
-    When it begins to wait, a tenant is ahead of another by what the other's last pass has cost, at most.
+    When it begins to wait, a tenant is ahead of another by what the other's last pass has cost, at most. Its turn may
+    be that of a sequence which has returned to the queue, even if that waits for its blocks to be loaded.
     """
     if evidence.engine["scheduling_policy"] != "fair" or not _come_together(evidence):
         return
@@ -42,14 +43,19 @@ def fair_turns_are_kept(evidence: Evidence) -> Iterator[str]:
     asked = {sequence_id: by_name[name] for sequence_id, name in passes.request_of.items() if name in by_name}
     together = {i: one for i, one in asked.items() if is_afterwards(one) and one.at_s == TOGETHER_S}
     waiting, last, cost = dict(together), Counter[str](), Counter[str]()
-    for planned in passes.planned:
+    admitted_in: dict[int, list[int]] = {}
+    for at, planned in enumerate(passes.planned):
+        for sequence_id in planned.admitted:
+            admitted_in.setdefault(sequence_id, []).append(at)
+    for at, planned in enumerate(passes.planned):
         admitted = [i for i in planned.admitted if i in waiting]
+        returned = {asked[i].tenant for i, ats in admitted_in.items() if i in asked and ats[0] < at < ats[-1]}
         served: set[str] = set()
         for sequence_id in admitted:
             one = waiting.pop(sequence_id)
             served.add(one.tenant)
             for other in waiting.values():
-                if other.tenant in served or other.is_batch != one.is_batch:
+                if other.tenant in served | returned or other.is_batch != one.is_batch:
                     continue
                 if cost[one.tenant] - cost[other.tenant] > last[other.tenant]:
                     name, costs = one.request_id, f"{cost[one.tenant]} and {cost[other.tenant]}"

@@ -22,7 +22,9 @@ import structlog
 import trio
 
 from quipu.actors import wiring
+from quipu.actors.accountant import divided_account, request_entries
 from quipu.actors.accountant.actor import Accountant
+from quipu.actors.accountant.divided_account import PART_SEQUENCES
 from quipu.actors.config.engine_config import EngineConfig
 from quipu.actors.config.engine_roles import EngineRole
 from quipu.actors.engine.executor import loading
@@ -75,7 +77,7 @@ async def _run(plan: Plan, clocks: Clocks) -> Seen:
     seen = Seen(plan)
     tap = Tap([fault for fault in plan.faults if fault.point is not None], trio.current_time)
     world = _World(plan, clocks, tap, seen)
-    with tap.installed():
+    with tap.installed(), _accounts_of(plan):
         try:
             with trio.fail_after(MOST_S):
                 await world.run()
@@ -94,6 +96,17 @@ async def _run(plan: Plan, clocks: Clocks) -> Seen:
     seen.last_fault_s = max([0.0, *seen.crash_times, *(fault.over_s for fault in seen.happened)])
     seen.num_engine_deaths = world.num_engine_deaths()
     return seen
+
+
+@contextmanager
+def _accounts_of(plan: Plan) -> Iterator[None]:
+    """Have half of the seeds divide the account of every request with several prompts, which changes no number."""
+    most = 1 if plan.seed % 2 else PART_SEQUENCES
+    with (
+        mock.patch.object(divided_account, "PART_SEQUENCES", most),
+        mock.patch.object(request_entries, "PART_SEQUENCES", most),
+    ):
+        yield
 
 
 class _World:

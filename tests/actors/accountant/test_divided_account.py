@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from quipu.actors.accountant.account_entries import (
     Revision,
     Written,
 )
+from quipu.actors.accountant.closing_explanations import ClosingExplanations
 from quipu.actors.accountant.divided_account import PART_SEQUENCES, DividedAccount
 from quipu.actors.accountant.entry_store import EntryStore
 from quipu.actors.accountant.request_entries import RequestEntries
@@ -30,10 +32,10 @@ from tests.actors.accountant.accounts import admission
 NUM_PROMPTS, PROMPT = 2 * PART_SEQUENCES + 9, 24
 
 
-def new_request(num_prompts: int, num_choices: int) -> RequestEntries:
+def new_request(num_prompts: int, num_choices: int, store: EntryStore | None = None) -> RequestEntries:
     places = [(prompt, choice) for prompt in range(num_prompts) for choice in range(num_choices)]
     marks = (Breakpoint(8, CacheTtl.ONE_HOUR), Breakpoint(16, CacheTtl.FIVE_MINUTES))
-    store = EntryStore()
+    store = store or EntryStore()
     store.open(OpenAccount("r", "test", 10.0, Mailbox()), 1_000_010.0)
     store.add_prompts(
         Prompted(
@@ -148,3 +150,21 @@ def test_only_what_has_changed_is_made_anew() -> None:
     after = request.account()
     kept = [i for i, sequence in after.sequences.items() if sequence is before.sequences[i]]
     assert kept == list(request.entries)[PART_SEQUENCES:]
+
+
+def test_withdrawn_after_it_was_explained() -> None:
+    """What was prepared of an account is not kept if the journal then has no room for it."""
+    store, desk = EntryStore(), mock.Mock(num_usable_blocks_of=lambda engine_id: 100)
+    request = new_request(NUM_PROMPTS, 1, store)
+    for sequence_id in request.entries:
+        request.add(sequence_id, admission(1, 8, 8))
+        request.add(sequence_id, Ended())
+        request.complete(Completed("r", sequence_id, 3, FinishReason.LENGTH, 1))
+    explanations = ClosingExplanations(store, desk, mock.Mock())
+    assert sum(1 for _ in explanations.prepare(request)) == NUM_PROMPTS
+    account = request.account()
+    request.applied.is_withdrawn = True
+    account.withdraw()
+    explanations.keep(request, account, account.record(20.0))
+    explained = store.explanations.prompt("r", 0)
+    assert explained is not None and explained.cached_tokens is None
