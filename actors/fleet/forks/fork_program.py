@@ -82,10 +82,11 @@ class _Forks:
     def _answer(self, own: tuple[socket.socket, socket.socket]) -> bool:
         """Answer one request. False: the parent is gone."""
         data, descriptors, _, _ = socket.recv_fds(self._link, REQUEST.size, MAX_DESCRIPTORS)
-        while data and len(data) < REQUEST.size:
-            data += self._link.recv(REQUEST.size - len(data))
-        if not data:
-            return False
+        while len(data) < REQUEST.size:
+            received = self._link.recv(REQUEST.size - len(data)) if data else b""
+            if not received:
+                return False
+            data += received
         kind, number = REQUEST.unpack(data)
         if kind == KILL:
             answer = self._kill(number)

@@ -154,6 +154,19 @@ time.sleep(0.6)
 """
 
 
+def test_parent_that_is_gone_amid_a_request() -> None:
+    """The fork server ends, and does not wait for the rest with all of a processor."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        program = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=theirs)
+    with ours:
+        ours.sendall(REQUEST.pack(FORK, 0)[:3])
+    try:
+        assert program.wait(timeout=30) == 0
+    finally:
+        program.kill()
+
+
 def test_child_that_ends_after_its_parent_is_gone() -> None:
     """After the fork server has stopped serving, a child's end does not make it write to stderr."""
     ours, theirs = socket.socketpair()
