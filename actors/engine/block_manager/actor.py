@@ -137,7 +137,7 @@ async def end_moves(
                     log.warning("kv_tier.listing_failed", error=news.error)
                 continue
             if isinstance(news, TierCleared):
-                tiers.on_cleared(news)
+                tiers.by_tier[news.tier].on_cleared(news)
                 scheduler.post(AnnounceKeys())
                 continue
             over = tiers.on_late(news) if isinstance(news, MoveLate) else tiers.end_move(news)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from ...messages.mover import Move, Moved, MoveResult
+from ...messages.mover import ClearTier, Move, Moved, MoveResult, TierCleared
 from ...messages.tiers import LoadFailure, Tier, TierReport
 from ...shared.block_observer import BlockObserver
 from .load_costs import LoadCosts
@@ -67,10 +67,15 @@ class LowerTier:
             self.quota.clear()
         self.num_clearing += 1
 
-    def on_cleared(self, *, has_failed: bool) -> None:
-        """Note what has become of a clearing of its memory."""
+    def on_cleared(self, cleared: TierCleared) -> None:
+        """Note what has become of a clearing of its memory, which the next report tells."""
         self.num_clearing -= 1
-        self.is_uncleared = has_failed
+        self.is_uncleared = cleared.has_failed
+
+    def clear_again(self) -> list[ClearTier]:
+        """Return what replaces the clearings that are not answered, and will not be."""
+        self.num_clearing = min(1, self.num_clearing)
+        return [ClearTier(self.tier)] * self.num_clearing
 
     def __attrs_post_init__(self) -> None:
         self.index.is_kept = self.pins.is_pinned

@@ -26,7 +26,6 @@ from ...messages.mover import (
     MoveLate,
     MoveResult,
     MoverRequest,
-    TierCleared,
 )
 from ...messages.peers import Peer
 from ...messages.scheduler import Granted, LoadsOver
@@ -290,10 +289,6 @@ class LowerTiers:
                 tier.clear()
                 self._outbox.add([ClearTier(tier.tier)])
 
-    def on_cleared(self, cleared: TierCleared) -> None:
-        """Note what has become of a clearing of a tier's memory, which the next report tells."""
-        self.by_tier[cleared.tier].on_cleared(has_failed=cleared.has_failed)
-
     def abandon_moves(self) -> None:
         """End all moves without their answers. None may be in progress. What was to be cleared is cleared once more."""
         self.loads.abandon()
@@ -302,7 +297,4 @@ class LowerTiers:
             self.objects.begin_anew(self.by_tier[Tier.REMOTE].pins.now)
         self.stores.abandon()
         self._outbox.take()
-        for tier in self.by_tier.values():
-            if tier.num_clearing:
-                tier.num_clearing = 1
-                self._outbox.add([ClearTier(tier.tier)])
+        self._outbox.add(again for tier in self.by_tier.values() for again in tier.clear_again())

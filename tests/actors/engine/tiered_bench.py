@@ -239,7 +239,7 @@ class TieredBench(EngineBench):
             if isinstance(move, ClearTier):
                 self.carrier.stores[move.tier].clear()
                 assert tiers is not None
-                tiers.on_cleared(TierCleared(move.tier))
+                tiers.by_tier[move.tier].on_cleared(TierCleared(move.tier))
             elif move.target is Tier.DEVICE:
                 self._before_barrier.append((move, list(self.plans)))
             else:

@@ -167,14 +167,14 @@ def test_reset_is_over_when_the_disk_is_cleared() -> None:
     (report,) = engine.grant(reset=True).tiers
     assert report.is_stale and tiers.take_moves() == [ClearTier(Tier.DISK)]
     engine.grant(reset=True)
-    tiers.on_cleared(TierCleared(Tier.DISK))
+    engine.tiers[Tier.DISK].on_cleared(TierCleared(Tier.DISK))
     assert told() == [], "the second is still under way"
     engine.manager.drop_sequences()
     assert tiers.take_moves() == [ClearTier(Tier.DISK)]
-    tiers.on_cleared(TierCleared(Tier.DISK, has_failed=True))
+    engine.tiers[Tier.DISK].on_cleared(TierCleared(Tier.DISK, has_failed=True))
     assert told() == []
     engine.grant(reset=True)
-    tiers.on_cleared(TierCleared(Tier.DISK))
+    engine.tiers[Tier.DISK].on_cleared(TierCleared(Tier.DISK))
     assert told() == [False]
 
 
