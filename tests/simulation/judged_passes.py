@@ -90,9 +90,12 @@ def the_last_give_way(evidence: Evidence) -> Iterator[str]:
         return arrival.is_batch, arrival.priority if by_priority else 0, seen.turn_of[sequence_id]
 
     passes: dict[int, list[PlannedPass]] = {}
-    for planned in evidence.seen.passes.planned:
+    numbers: dict[int, list[int]] = {}
+    """The places of an engine's passes among those of all engines."""
+    for number, planned in enumerate(seen.planned):
         passes.setdefault(planned.engine, []).append(planned)
-    for planned_there in passes.values():
+        numbers.setdefault(planned.engine, []).append(number)
+    for engine, planned_there in passes.items():
         last: dict[int, int] = {}
         """The last pass in which a sequence had a row."""
         for at, planned in enumerate(planned_there):
@@ -101,6 +104,8 @@ def the_last_give_way(evidence: Evidence) -> Iterator[str]:
                     continue
                 after = planned_there[left_at + 1]
                 kept = [i for i in after.rows if last.get(i, -1) >= left_at and i not in after.admitted]
+                # when they came is not known of those that were submitted again since, to go on elsewhere
+                kept = [i for i in kept if seen.planned_before[i] <= numbers[engine][left_at + 1]]
                 if wrong := [other for other in kept if rank(sequence_id) < rank(other)]:
                     yield f"sequence {sequence_id} was preempted after pass {left_at}, and {wrong} were not"
             last.update(dict.fromkeys(planned.rows, at))
